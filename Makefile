@@ -1,0 +1,45 @@
+# Needs Python 3.11 or newer and make. Everything else is installed into .venv, once per change of the two files below.
+PYTHON ?= $(shell command -v python3.11 || command -v python3)
+BIN := .venv/bin
+STAMP := .venv/.ready
+# Waiting OpenMP threads sleep instead of spinning: several jobs on one machine slow each other down several times otherwise.
+export OMP_WAIT_POLICY := PASSIVE
+
+.PHONY: help venv demo test lint soak clean
+
+help:
+	@echo "make demo   two examples on the built-in miniature: a sentence, then a picture -> out/*.mp4"
+	@echo "make test   set-up, then every test"
+	@echo "make lint   ruff check, ruff format --check, mypy"
+	@echo "make soak   many requests through one engine: same bits, no growth (SECONDS=600)"
+	@echo "make venv   set-up only        make clean   remove .venv, out and caches"
+
+venv: $(STAMP)
+
+$(STAMP): pyproject.toml constraints.txt
+	$(PYTHON) -c 'import sys; sys.exit(None if sys.version_info >= (3, 11) else "twinreel needs Python 3.11 or newer")'
+	test -x $(BIN)/python || $(PYTHON) -m venv .venv
+	$(BIN)/python -m pip install -q --disable-pip-version-check -c constraints.txt -e '.[parity,dev]'
+	touch $@
+
+demo: $(STAMP)
+	mkdir -p out
+	$(BIN)/twinreel generate "A red ball bounces across a wooden floor; each bounce is a dull knock." -o out/sentence.mp4
+	$(BIN)/python examples/picture.py out/sea.png
+	$(BIN)/twinreel generate "The sun sinks into the sea. Small waves hiss on the sand." --first out/sea.png -o out/picture.mp4
+	@echo; echo "Made out/sentence.mp4 and out/picture.mp4 (from out/sea.png), each with a .json report beside it."
+
+test: $(STAMP)
+	$(BIN)/python -m pytest -q --durations=15 $(ARGS)
+
+lint: $(STAMP)
+	$(BIN)/ruff check src tests examples
+	$(BIN)/ruff format --check src tests examples
+	$(BIN)/mypy
+
+soak: $(STAMP)
+	$(BIN)/python tests/soak.py --seconds $(or $(SECONDS),600)
+
+clean:
+	rm -rf .venv out build src/*.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	find src tests examples -name __pycache__ -type d -prune -exec rm -rf {} +

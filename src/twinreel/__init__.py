@@ -1,0 +1,51 @@
+"""twinreel runs MiniMax H3: video and its stereo sound from text, keyframes or references.
+
+`Engine(EngineConfig(...)).generate(Request("..."))` returns a `Media`. Importing this package loads no torch.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+from .config import EngineConfig
+from .errors import Cancelled, CheckpointError, ConfigError, RequestError
+from .request import Keyframe, Reference, Request
+
+if TYPE_CHECKING:
+    from .engine import Engine
+    from .media_out import Media
+    from .output import OutputOptions
+    from .sources import Clip, Picture, Sound
+
+__version__ = "0.1.0"
+_LAZY = {
+    "Engine": "engine",
+    "Media": "media_out",
+    "OutputOptions": "output",
+    "Clip": "sources",
+    "Picture": "sources",
+    "Sound": "sources",
+}
+__all__ = [
+    "Cancelled",
+    "CheckpointError",
+    "Clip",
+    "ConfigError",
+    "Engine",
+    "EngineConfig",
+    "Keyframe",
+    "Media",
+    "OutputOptions",
+    "Picture",
+    "Reference",
+    "Request",
+    "RequestError",
+    "Sound",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name in _LAZY:
+        return getattr(import_module(f".{_LAZY[name]}", __name__), name)
+    raise AttributeError(f"module 'twinreel' has no attribute {name!r}")

@@ -1,0 +1,147 @@
+"""What an operator chooses, checked before a weight is loaded or a GPU touched."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from .errors import ConfigError
+
+if TYPE_CHECKING:
+    import torch
+
+PRECISIONS = ("auto", "bf16", "fp32")
+VAE_ENCODES = ("fp32", "tf32")
+RESIDENCIES = ("auto", "all", "stages")
+COMPONENTS = ("transformer", "transformer_ref", "text_encoder", "tokenizer", "processor", "video_vae", "audio_vae")
+
+
+@dataclass(frozen=True)
+class EngineConfig:
+    """How an engine is built. `auto` may pick, and says what it picked; a named choice works or raises ConfigError.
+
+    Args:
+        model: folder of the weights; None is the bundled stand-in.
+        components: folder by component name (`COMPONENTS`), over what `model` holds.
+        device: `auto`, `cpu`, `cuda` or `cuda:N`.
+        precision: of the DiT and the conditioner: `auto` is bf16 on CUDA and fp32 on CPU. fp32 islands stay fp32.
+        vae_encode: `fp32`, or `tf32` (CUDA only, faster, not exact).
+        residency: `all` keeps every part loaded; `stages` drops a stage's parts after it; `auto` looks at free memory.
+        ops: name of the ops table, or `auto`.
+        threads: CPU threads; None keeps PyTorch's own count. More or fewer threads may change bits.
+    """
+
+    model: str | None = None
+    components: Mapping[str, str] = field(default_factory=dict)
+    device: str = "auto"
+    precision: str = "auto"
+    vae_encode: str = "fp32"
+    residency: str = "auto"
+    ops: str = "auto"
+    threads: int | None = None
+
+
+@dataclass(frozen=True)
+class Choices:
+    """An `EngineConfig` with every `auto` resolved on this machine."""
+
+    device: torch.device
+    dtype: torch.dtype
+    vae_compute: torch.dtype
+    tf32_encode: bool
+    ops: Any
+    threads: int
+    why: Mapping[str, str]
+
+
+def check_config(config: EngineConfig) -> None:
+    """Refuse what no machine could run. Raises ConfigError; imports no torch."""
+    if config.precision in ("fp16", "float16", "half"):
+        raise ConfigError("precision: fp16 is refused: the DiT's residual passes 65,504, fp16's largest; use bf16 or fp32")
+    for name, allowed in (("precision", PRECISIONS), ("vae_encode", VAE_ENCODES), ("residency", RESIDENCIES)):
+        value = getattr(config, name)
+        if value not in allowed:
+            raise ConfigError(f"{name}: got {value!r}; use {', '.join(allowed)}")
+    for name in config.components:
+        if name not in COMPONENTS:
+            raise ConfigError(f"components: got {name!r}; use {', '.join(COMPONENTS)}")
+    if config.threads is not None and (isinstance(config.threads, bool) or not 1 <= config.threads <= 1024):
+        raise ConfigError(f"threads: got {config.threads!r}; from 1 to 1024, or leave it out")
+
+
+def resolve(config: EngineConfig) -> Choices:
+    """Settle every `auto` for this machine. Raises ConfigError for what it cannot do; loads no weight."""
+    import torch
+
+    from . import ops
+
+    check_config(config)
+    device = _device(config.device)
+    cuda = device.type == "cuda"
+    if config.vae_encode == "tf32" and not cuda:
+        raise ConfigError(f"vae_encode: tf32 needs a CUDA device, this run is on {device}; use fp32")
+    names = {"bf16": torch.bfloat16, "fp32": torch.float32}
+    dtype = names.get(config.precision) or (torch.bfloat16 if cuda else torch.float32)
+    try:
+        table = ops.select(config.ops, device.type)
+    except ValueError as error:
+        raise ConfigError(f"ops: {error}") from None
+    why = {
+        "device": "asked for" if config.device != "auto" else f"CUDA is {'' if cuda else 'not '}available",
+        "precision": "asked for" if config.precision != "auto" else f"auto on {device.type}",
+        "ops": "asked for" if config.ops != "auto" else f"auto on {device.type}",
+        "vae_decode": "the released recipe: fp16 products over fp32 weights" if cuda else "fp32 on CPU",
+        "threads": "asked for" if config.threads is not None else "PyTorch's own count",
+    }
+    return Choices(
+        device=device,
+        dtype=dtype,
+        vae_compute=torch.float16 if cuda else torch.float32,
+        tf32_encode=config.vae_encode == "tf32",
+        ops=table,
+        threads=config.threads or torch.get_num_threads(),
+        why=why,
+    )
+
+
+def _device(name: str) -> torch.device:
+    import torch
+
+    count = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    if name == "auto":
+        return torch.device("cuda", 0) if count else torch.device("cpu")
+    try:
+        device = torch.device(name)
+    except RuntimeError:
+        raise ConfigError(f"device: got {name!r}; use auto, cpu, cuda or cuda:N") from None
+    if device.type not in ("cpu", "cuda"):
+        raise ConfigError(f"device: got {name!r}; use auto, cpu, cuda or cuda:N")
+    if device.type == "cuda" and (device.index or 0) >= count:
+        raise ConfigError(f"device: got {name!r}; this machine shows {count} CUDA devices")
+    return torch.device("cuda", device.index or 0) if device.type == "cuda" else torch.device("cpu")
+
+
+def set_flags(stage: str, choices: Choices) -> dict[str, Any]:
+    """Set every backend flag that changes bits for `stage` (`encode`, `denoise`, `decode`) and return what was set.
+
+    The only place that touches them. Reduced-precision reductions are off so that a split sum stays fp32.
+    """
+    import torch
+
+    tf32_convolutions = stage == "encode" and choices.tf32_encode
+    torch.backends.cuda.matmul.allow_tf32 = False
+    torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction = False
+    torch.backends.cuda.matmul.allow_fp16_reduced_precision_reduction = False
+    torch.backends.cudnn.allow_tf32 = tf32_convolutions
+    torch.backends.cudnn.benchmark = False
+    torch.backends.cudnn.deterministic = True
+    torch.set_num_threads(choices.threads)
+    return {
+        "matmul_tf32": False,
+        "convolution_tf32": tf32_convolutions,
+        "reduced_precision_reductions": False,
+        "cudnn_benchmark": False,
+        "cudnn_deterministic": True,
+        "threads": choices.threads,
+    }

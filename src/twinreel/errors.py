@@ -1,0 +1,35 @@
+"""The three errors a person can meet, and the one signal that is not an error."""
+
+from __future__ import annotations
+
+
+class TwinreelError(Exception):
+    """Base of the errors below; `exit_code` is what the command line ends with."""
+
+    exit_code = 1
+
+
+class RequestError(TwinreelError):
+    """The person's input cannot be run: the message names field, value, rule and what to do. HTTP 422, exit 2."""
+
+    exit_code = 2
+
+    def __init__(self, field: str, message: str) -> None:
+        super().__init__(f"{field}: {message}")
+        self.field = field
+
+
+class ConfigError(TwinreelError):
+    """The operator's choice cannot work on this machine or in this combination. Exit 3."""
+
+    exit_code = 3
+
+
+class CheckpointError(TwinreelError):
+    """The weights or their config files are missing, incomplete or of another kind. Exit 4."""
+
+    exit_code = 4
+
+
+class Cancelled(Exception):
+    """`Engine.cancel()` ended the request at the vote of a step; the engine stays usable."""

@@ -1,0 +1,159 @@
+"""AdaLN: from the distinct timesteps of a step to the shift, scale and gate that every row reads (SPEC 2.3).
+
+This is apart from the blocks because 13.0 of the 33.1 billion parameters do nothing else: a step needs a few table
+rows, and whoever can say them beforehand does not need the weights.
+
+Legend: S packed rows, M distinct timesteps of a step, D hidden.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from twinreel.spec import DiTSpec
+
+# Video, text and audio rows of one timestep: the tags 0, 1, 2 select among three table rows.
+MODALITIES = 3
+BRANCH_VECTORS = 6
+
+
+@dataclass(frozen=True)
+class Affine:
+    """shift, scale: [rows of the table, D] in block dtype. rows: [S] int64, the table row of each packed row."""
+
+    shift: Tensor
+    scale: Tensor
+    rows: Tensor
+
+
+@dataclass(frozen=True)
+class Gated(Affine):
+    """An `Affine` and the gate [rows of the table, D] of its branch."""
+
+    gate: Tensor
+
+
+@dataclass(frozen=True)
+class BlockModulation:
+    """The two branches of a block."""
+
+    msa: Gated
+    mlp: Gated
+
+
+@dataclass(frozen=True)
+class StepModulation:
+    """Everything that the timesteps decide in one step.
+
+    block_table: block index -> [M, 3*6*D] in block dtype, called once a block and a step, so that a live projection
+        keeps one block's table alive and not fifty.
+    final_table: [M, 2D], shift then scale.
+    rows: [S] int64, `timestep index * 3 + tag`. timestep_rows: [S] int64.
+    """
+
+    block_table: Callable[[int], Tensor]
+    final_table: Tensor
+    rows: Tensor
+    timestep_rows: Tensor
+
+    def block(self, index: int) -> BlockModulation:
+        """The tables of block `index`, each [3M, D]: rows are timestep-major, then video, text, audio."""
+        table = self.block_table(index)
+        width = table.shape[-1] // (MODALITIES * BRANCH_VECTORS)
+        parts = table.view(-1, BRANCH_VECTORS * width).chunk(BRANCH_VECTORS, dim=-1)
+        shift_msa, scale_msa, gate_msa, shift_mlp, scale_mlp, gate_mlp = parts
+        return BlockModulation(
+            msa=Gated(shift_msa, scale_msa, self.rows, gate_msa),
+            mlp=Gated(shift_mlp, scale_mlp, self.rows, gate_mlp),
+        )
+
+    def final(self) -> Affine:
+        """The output norm's tables, each [M, D]."""
+        shift, scale = self.final_table.chunk(2, dim=-1)
+        return Affine(shift, scale, self.timestep_rows)
+
+
+class Tagged(Protocol):
+    """Rows with tags [S] int64: 0 video, 1 text, 2 audio; padding may carry -1 and reads the video row."""
+
+    @property
+    def tags(self) -> Tensor: ...
+
+
+class Modulation(Protocol):
+    """Answers for one step."""
+
+    def at(self, timesteps_M: Tensor, timestep_indices_S: Tensor, rows: Tagged) -> StepModulation:
+        """timesteps_M: fp32, the step's distinct values in [0, 1], ascending. timestep_indices_S: int64 into them."""
+        ...
+
+
+def table_rows(timestep_indices_S: Tensor, tags_S: Tensor) -> Tensor:
+    """The AdaLN table row of each packed row, [S] int64 (SPEC 2.3); a tag of -1 counts as 0 (SPEC 2.7)."""
+    return timestep_indices_S * MODALITIES + tags_S.clamp(min=0)
+
+
+def time_features(timesteps_M: Tensor, size: int) -> Tensor:
+    """Sinusoidal features [M, size] fp32 of timesteps in [0, 1], cosines first (SPEC 2.3). `size` must be even."""
+    half = size // 2
+    # The order (multiply, then divide, then exp) is the checkpoint's: exp(-log(1e4) * (k / half)) rounds otherwise.
+    exponent = -math.log(10000) * torch.arange(half, dtype=torch.float32, device=timesteps_M.device)
+    angles = timesteps_M[:, None].float() * torch.exp(exponent / half)[None, :]
+    return torch.cat((angles.cos(), angles.sin()), dim=-1)
+
+
+class TimeEmbedder(nn.Module):
+    """Two fp32 linears around a SiLU: [M, freq_dim] -> [M, time_dim]."""
+
+    def __init__(self, spec: DiTSpec) -> None:
+        super().__init__()
+        self.freq_dim = spec.freq_dim
+        self.proj_in = nn.Linear(spec.freq_dim, spec.time_hidden, dtype=torch.float32)
+        self.proj_out = nn.Linear(spec.time_hidden, spec.time_dim, dtype=torch.float32)
+
+    def forward(self, timesteps_M: Tensor) -> Tensor:
+        """fp32 [M] -> fp32 [M, time_dim]."""
+        return self.proj_out(F.silu(self.proj_in(time_features(timesteps_M, self.freq_dim))))
+
+
+class AdaLN(nn.Module):
+    """The one linear `adaln_proj.linear` of a block or of the final layer, in the dtype of the blocks."""
+
+    def __init__(self, time_dim: int, outputs: int, dtype: torch.dtype) -> None:
+        super().__init__()
+        self.adaln_proj = nn.ModuleDict({"linear": nn.Linear(time_dim, outputs, dtype=dtype)})
+
+    def forward(self, embedding: Tensor) -> Tensor:
+        """[M, time_dim] -> [M, outputs]."""
+        return self.adaln_proj["linear"](embedding)
+
+
+class LiveModulation(nn.Module):
+    """Runs the projections in every step. dtype: of the blocks; the time embedder is fp32 whatever it is."""
+
+    def __init__(self, spec: DiTSpec, dtype: torch.dtype) -> None:
+        super().__init__()
+        self.dtype = dtype
+        block_outputs = MODALITIES * BRANCH_VECTORS * spec.hidden
+        self.time_embedder = TimeEmbedder(spec)
+        self.blocks = nn.ModuleList(AdaLN(spec.time_dim, block_outputs, dtype) for _ in range(spec.layers))
+        self.final_layer = AdaLN(spec.time_dim, 2 * spec.hidden, dtype)
+
+    def at(self, timesteps_M: Tensor, timestep_indices_S: Tensor, rows: Tagged) -> StepModulation:
+        """See `Modulation.at`. The time embedder runs here, each block's projection when the block asks for it."""
+        # SiLU in fp32 and one rounding after it: every block reads this vector, so rounding before the SiLU would bias
+        # all of them the same way in every step.
+        embedding = F.silu(self.time_embedder(timesteps_M)).to(self.dtype)
+        return StepModulation(
+            block_table=lambda index: self.blocks[index](embedding),
+            final_table=self.final_layer(embedding),
+            rows=table_rows(timestep_indices_S, rows.tags),
+            timestep_rows=timestep_indices_S,
+        )

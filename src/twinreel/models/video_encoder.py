@@ -1,0 +1,145 @@
+"""The video VAE's encoder: a causal CNN over 17-frame clips and 256-pixel tiles (SPEC 1.5, 8.1, 8.2).
+
+Shapes: `B` batch, `C` channels, `F` frames, `H`, `W` pixels; `T`, `h`, `w` latents.
+"""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from twinreel.parallel.tiles import map_tiles, split_canvas, stitch
+from twinreel.spec import VideoVAESpec
+
+PIXEL_CHANNELS = 3
+
+
+class CausalConv(nn.Conv3d):
+    """3x3x3 convolution that reflects `edge` pixels in space and sees only past frames, zeros before the first."""
+
+    def __init__(self, inputs: int, outputs: int, stride: tuple[int, int, int] = (1, 1, 1), edge: int = 1) -> None:
+        super().__init__(inputs, outputs, 3, stride=stride)
+        self.edge = edge
+
+    def forward(self, x_BCFHW: Tensor) -> Tensor:
+        if self.edge:
+            x_BCFHW = F.pad(x_BCFHW, (self.edge,) * 4 + (0, 0), mode="reflect")
+        return super().forward(F.pad(x_BCFHW, (0, 0, 0, 0, 2, 0)))
+
+
+class FrameNorm(nn.GroupNorm):
+    """GroupNorm with the statistics of each frame alone, then SiLU: every norm of the encoder is followed by one."""
+
+    def forward(self, x_BCFHW: Tensor) -> Tensor:
+        batch, _, frames, _, _ = x_BCFHW.shape
+        x = x_BCFHW.transpose(1, 2).flatten(0, 1)
+        x = F.silu(super().forward(x), inplace=True)
+        return x.unflatten(0, (batch, frames)).transpose(1, 2).contiguous()
+
+
+class ResBlock(nn.Module):
+    """`x + conv2(silu(norm2(conv1(silu(norm1(x))))))`, with a 1x1x1 shortcut where the width changes."""
+
+    def __init__(self, inputs: int, outputs: int, spec: VideoVAESpec) -> None:
+        super().__init__()
+        self.norm1 = FrameNorm(spec.norm_groups, inputs, eps=spec.norm_eps)
+        self.conv1 = CausalConv(inputs, outputs)
+        self.norm2 = FrameNorm(spec.norm_groups, outputs, eps=spec.norm_eps)
+        self.conv2 = CausalConv(outputs, outputs)
+        self.nin_shortcut = nn.Conv3d(inputs, outputs, 1) if inputs != outputs else None
+
+    def forward(self, x_BCFHW: Tensor) -> Tensor:
+        h = self.conv2(self.norm2(self.conv1(self.norm1(x_BCFHW))))
+        return h.add_(x_BCFHW if self.nin_shortcut is None else self.nin_shortcut(x_BCFHW))
+
+
+class Downsample(nn.Module):
+    """Strided causal convolution; halving in space reflects one pixel on the right and bottom only."""
+
+    def __init__(self, channels: int, time: int, space: int) -> None:
+        super().__init__()
+        self.space = space
+        self.conv = CausalConv(channels, channels, (time, space, space), edge=0)
+
+    def forward(self, x_BCFHW: Tensor) -> Tensor:
+        if self.space == 2:
+            x_BCFHW = F.pad(x_BCFHW, (0, 1, 0, 1, 0, 0), mode="reflect")
+        return self.conv(x_BCFHW)
+
+
+class Level(nn.Module):
+    """One resolution: its residual blocks and, if it shrinks anything, a downsampling convolution."""
+
+    def __init__(self, index: int, spec: VideoVAESpec) -> None:
+        super().__init__()
+        inputs, outputs = spec.channels[max(index - 1, 0)], spec.channels[index]
+        self.block = nn.ModuleList(ResBlock(inputs if j == 0 else outputs, outputs, spec) for j in range(spec.resnets))
+        time, space = spec.time_down[index], spec.space_down[index]
+        self.downsample = Downsample(outputs, time, space) if time * space > 1 else None
+
+    def forward(self, x_BCFHW: Tensor) -> Tensor:
+        for block in self.block:
+            x_BCFHW = block(x_BCFHW)
+        return x_BCFHW if self.downsample is None else self.downsample(x_BCFHW)
+
+
+class CausalCNN(nn.Module):
+    """Pixels `[B, 3, F, H, W]` to the features `[B, 2 C, T, h, w]` that `quant_conv` turns into moments."""
+
+    def __init__(self, spec: VideoVAESpec) -> None:
+        super().__init__()
+        self.conv_in = CausalConv(PIXEL_CHANNELS, spec.channels[0])
+        self.down = nn.ModuleList(Level(index, spec) for index in range(len(spec.channels)))
+        self.norm_out = FrameNorm(spec.norm_groups, spec.channels[-1], eps=spec.norm_eps)
+        self.conv_out = CausalConv(spec.channels[-1], 2 * spec.latent_channels)
+
+    def forward(self, x_BCFHW: Tensor) -> Tensor:
+        x_BCFHW = self.conv_in(x_BCFHW)
+        for level in self.down:
+            x_BCFHW = level(x_BCFHW)
+        return self.conv_out(self.norm_out(x_BCFHW))
+
+
+def num_latents(frames: int, spec: VideoVAESpec) -> int:
+    """Latent frames of an encoded video: 1 for a picture, 5n + 2 for 17n + 5 frames (SPEC 4.2, 8.1)."""
+    return 1 if frames == 1 else -(-frames // spec.clip) * spec.clip_latents - spec.token_drop
+
+
+class VideoEncoder(nn.Module):
+    """Encoder with its fixed tiling; float32 throughout."""
+
+    def __init__(self, spec: VideoVAESpec) -> None:
+        super().__init__()
+        self.spec = spec
+        self.encoder = CausalCNN(spec)
+        self.quant_conv = nn.Conv3d(2 * spec.latent_channels, 2 * spec.latent_channels, 1)
+
+    @torch.no_grad()
+    def encode(self, pixels_BCFHW: Tensor, tile_batch: int = 1) -> tuple[Tensor, Tensor]:
+        """Mean and standard deviation, float32 `[B, 24, T, h, w]`, of ImageNet-normalised pixels `[B, 3, F, H, W]`.
+
+        H and W are multiples of 16 and at least 32. Clips go to the weights' device one at a time, so the pixels
+        may stay on the host. The latents are not normalised with the checkpoint's mean and std (SPEC 8.4).
+        """
+        clips = [self._moments(clip, tile_batch) for clip in self._clips(pixels_BCFHW)]
+        moments = clips[0] if pixels_BCFHW.shape[2] == 1 else torch.cat(clips, dim=2)[:, :, : -self.spec.token_drop]
+        mean, logvar = moments.chunk(2, dim=1)
+        return mean.contiguous(), torch.exp(0.5 * logvar.clamp(-30.0, 20.0))
+
+    def _clips(self, pixels_BCFHW: Tensor) -> list[Tensor]:
+        """Views of 17 frames; the last one is filled up with its last frame. One frame alone is a picture."""
+        clip, frames = self.spec.clip, pixels_BCFHW.shape[2]
+        parts = list(pixels_BCFHW.split(clip, dim=2))
+        if frames > 1 and frames % clip:
+            last = parts[-1][:, :, -1:].expand(-1, -1, clip - frames % clip, -1, -1)
+            parts[-1] = torch.cat([parts[-1], last], dim=2)
+        return parts
+
+    def _moments(self, clip_BCFHW: Tensor, tile_batch: int) -> Tensor:
+        """Mean and log variance of one clip: tiles of pixels in, their moments blended on the latent grid."""
+        spec = self.spec
+        clip_BCFHW = clip_BCFHW.to(self.quant_conv.weight.device, torch.float32)
+        grid = split_canvas(clip_BCFHW.shape[-2], clip_BCFHW.shape[-1], spec.tile, spec.tile_overlap, spec.space)
+        tiles = map_tiles(lambda tile: self.quant_conv(self.encoder(tile)), clip_BCFHW, grid, tile_batch)
+        return stitch(tiles, grid.divided(spec.space))

@@ -1,0 +1,57 @@
+"""From a block's input to its attention output: where rows meet heads, and so where sequence parallelism lives.
+
+An `Attend` receives the linear as well as its input, so that a variant may split the product by heads.
+
+Legend: S rows on this rank, D hidden, H heads on this rank, d head dim.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Protocol
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from twinreel.parallel import Axis
+
+AttentionFn = Callable[["Tensor", "Tensor", "Tensor", int], "Tensor"]
+
+
+class Rows(Protocol):
+    """What attention must know about the packed rows.
+
+    used: how many come before the padding, over all ranks of `sp`. rope: cos and sin of this rank's rows, [S, R] each,
+    or None where rows have no positions.
+    """
+
+    @property
+    def used(self) -> int: ...
+    @property
+    def rope(self) -> tuple[Tensor, Tensor] | None: ...
+
+
+QKNorm = Callable[["Tensor", Rows], "tuple[Tensor, Tensor, Tensor]"]
+
+
+class Attend(Protocol):
+    """x_SD, the linear that makes qkv [S, 3Hd], the map from qkv to normalised and rotated q, k, v -> [S, H*d]."""
+
+    def __call__(self, x_SD: Tensor, qkv_linear: Callable[[Tensor], Tensor], qk_norm: QKNorm, at: Rows) -> Tensor: ...
+
+
+Strategy = Callable[[AttentionFn, "Axis"], Attend]
+
+
+class Local:
+    """Every row is on this rank: product, norm, dense attention."""
+
+    def __init__(self, attention: AttentionFn, sp: Axis) -> None:
+        if sp.size != 1:
+            raise ValueError(f"Local attends over the rows of one rank; axis {sp.name!r} has {sp.size}")
+        self.attention = attention
+
+    def __call__(self, x_SD: Tensor, qkv_linear: Callable[[Tensor], Tensor], qk_norm: QKNorm, at: Rows) -> Tensor:
+        """x_SD -> [S, H*d] in x's dtype; rows after `at.used` are zero."""
+        q_SHd, k_SHd, v_SHd = qk_norm(qkv_linear(x_SD), at)
+        return self.attention(q_SHd, k_SHd, v_SHd, at.used).flatten(1)

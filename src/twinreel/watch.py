@@ -1,0 +1,77 @@
+"""What an engine tells while it works, and what it measures of each stage."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+
+@dataclass(frozen=True)
+class Event:
+    """One piece of progress: `done` of `total` units of `stage` after `seconds`; `eta` is seconds left in it.
+
+    Stages: `read`, `load`, `encode`, `denoise` (a unit is one model call), `decode` (a unit is one clip), `mux`.
+    """
+
+    stage: str
+    done: int
+    total: int
+    seconds: float
+    eta: float | None = None
+    note: str = ""
+
+
+Watch = Callable[[Event], None]
+
+
+def ignore(event: Event) -> None:
+    """The watch that looks away."""
+
+
+class Stages:
+    """Times and peak memory of the stages of one request, and the events that tell of them."""
+
+    def __init__(self, watch: Watch, device: Any) -> None:
+        self._watch, self._device = watch, device
+        self.records: dict[str, dict[str, float]] = {}
+        self._stage, self._start = "", 0.0
+
+    @contextmanager
+    def stage(self, name: str, total: int = 1) -> Iterator[None]:
+        """Measure a stage; nested and repeated stages add up under their names."""
+        outer = self._stage, self._start
+        self._stage, self._start = name, time.monotonic()
+        self._reset_peak()
+        self.tell(0, total)
+        try:
+            yield
+        finally:
+            record = self.records.setdefault(name, {"seconds": 0.0, "peak_bytes": 0})
+            record["seconds"] += time.monotonic() - self._start
+            record["peak_bytes"] = max(record["peak_bytes"], self._peak())
+            self._stage, self._start = outer
+
+    def tell(self, done: int, total: int, note: str = "") -> None:
+        """Report `done` of `total` units of the running stage."""
+        seconds = time.monotonic() - self._start
+        eta = seconds / done * (total - done) if done else None
+        self._watch(Event(self._stage, done, total, seconds, eta, note))
+
+    def _reset_peak(self) -> None:
+        if self._device.type == "cuda":
+            import torch
+
+            torch.cuda.reset_peak_memory_stats(self._device)
+
+    def _peak(self) -> int:
+        if self._device.type == "cuda":
+            import torch
+
+            torch.cuda.synchronize(self._device)
+            return torch.cuda.max_memory_allocated(self._device)
+        import resource
+
+        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024  # the process's peak so far, not the stage's

@@ -1,0 +1,167 @@
+"""Stored tensors into modules: shard by shard, tensor by tensor, strict both ways (SPEC 1, 13.9)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from io import FileIO
+from math import prod
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ..errors import CheckpointError
+from ..spec import Spec
+from .files import BYTES, Entry, WeightFiles
+from .keymap import MODULES, SLOT, SWAPPED, WHOLE, Stored, stored_tensors
+from .locate import Checkpoint
+from .tensors import open_component
+
+READ_BYTES = 64 << 20
+
+
+def load_into(
+    module: nn.Module, checkpoint: Checkpoint, spec: Spec, part: str, device: torch.device | str = "cpu",
+    dtype: torch.dtype | None = None,
+) -> nn.Module:  # fmt: skip
+    """Fill a module built on the meta device with its stored tensors, and return it frozen and in eval mode.
+
+    `part` names the module ("text_encoder", "video_encoder", "video_decoder", "audio_encoder", "audio_decoder", "dit",
+    "modulation"; the last two as "dit:ref2va" where several partitions are loaded). Each parameter is made on `device`
+    in the dtype it was built with (`dtype` overrides that, never for the float32 islands), in memory of its own; an
+    owner with `shard(whole)` gets its share of the whole tensor. The host holds one stored tensor at a time besides
+    what stays there. Afterwards the module's `init_buffers(device)` and `freeze()` are called if it has them.
+
+    Raises CheckpointError when the component's files do not hold exactly the tensors that the sizes ask for: absent,
+    left-over, of another shape or dtype (the first ten and the count), or when a file is damaged.
+    """
+    name, _, partition = part.partition(":")
+    component = checkpoint.component(name, partition or None)
+    files, expected = open_component(component, spec)
+    rows = {stored: row for stored, row in expected.items() if row.module == name}
+    slots = _slots(module, rows.values(), dtype)
+    assembly = _Assembly(torch.device(device))
+    for stored, tensor in read_tensors(files, rows):
+        owner, leaf, target_dtype = slots[rows[stored].parameter]
+        whole = assembly.add(rows[stored], tensor, target_dtype)
+        if whole is not None:
+            _assign(owner, leaf, _share(owner, leaf, whole))
+        del tensor, whole  # the next one is allocated before these names are bound again
+    assert not assembly.open, f"incomplete: {list(assembly.open)[:10]}"
+    _finish(module, device)
+    return module
+
+
+def stored_bytes(spec: Spec, part: str) -> int:
+    """Bytes that a part's tensors take as they are stored (both layouts alike)."""
+    name = part.partition(":")[0]
+    rows = stored_tensors(MODULES[name], "original", spec).values()
+    return sum(prod(row.shape) * BYTES[row.dtype] for row in rows if row.module == name)
+
+
+def read_tensors(files: WeightFiles, names: Iterable[str]) -> Iterator[tuple[str, Tensor]]:
+    """The named tensors as (name, CPU tensor in the stored dtype), in the order they lie in the shards.
+
+    Each shard is opened once and read forwards. Every tensor is freshly allocated by torch and owned by the caller:
+    never a view of a mapped file, whose alignment would change the last bits of products on a CPU (SPEC 13.9).
+    """
+    wanted: dict[Path, list[tuple[str, Entry]]] = {shard: [] for shard in files.shards}
+    for name in names:
+        wanted[files.entries[name].file].append((name, files.entries[name]))
+    for shard, entries in wanted.items():
+        if entries:
+            yield from _read_shard(shard, sorted(entries, key=lambda item: item[1].offset))
+
+
+def _read_shard(shard: Path, entries: Sequence[tuple[str, Entry]]) -> Iterator[tuple[str, Tensor]]:
+    with open_shard(shard) as file:
+        for name, entry in entries:
+            tensor = torch.empty(entry.shape, dtype=getattr(torch, entry.dtype))
+            raw: Any = tensor.view(-1).view(torch.uint8).numpy()
+            target = memoryview(raw)
+            file.seek(entry.offset)
+            for start in range(0, entry.size, READ_BYTES):
+                piece = target[start : start + READ_BYTES]
+                if file.readinto(piece) != len(piece):
+                    raise CheckpointError(f"{shard}: ends inside {name}; the file changed while it was read")
+            del target, raw
+            yield name, tensor
+            del tensor  # or this frame would hold it while the next one is allocated
+
+
+def open_shard(path: Path) -> FileIO:
+    """One shard for reading, unbuffered: the bytes go straight into the tensors."""
+    return FileIO(path, "rb")
+
+
+Place = tuple[nn.Module, str, torch.dtype]
+
+
+def _slots(module: nn.Module, rows: Iterable[Stored], dtype: torch.dtype | None) -> dict[str, Place]:
+    """Parameter name -> owner, leaf and dtype. Our own modules and key map must agree, hence assertions."""
+    state = module.state_dict(keep_vars=True)
+    targets = {row.parameter: row for row in rows}
+    assert state.keys() == targets.keys(), f"key map and module differ: {sorted(state.keys() ^ targets.keys())[:10]}"
+    slots = {}
+    for name, row in targets.items():
+        path, _, leaf = name.rpartition(".")
+        owner, parameter = module.get_submodule(path), state[name]
+        shape = _share(owner, leaf, torch.empty(row.target_shape, device="meta")).shape
+        assert parameter.shape == shape, f"{name}: module has {list(parameter.shape)}, key map {list(shape)}"
+        assert not row.island or parameter.dtype == torch.float32, f"{name}: an fp32 island built as {parameter.dtype}"
+        slots[name] = owner, leaf, parameter.dtype if row.island or dtype is None else dtype
+    return slots
+
+
+class _Assembly:
+    """Whole parameters being put together on the device; a parameter stored in pieces is complete after the last."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
+        self.open: dict[str, tuple[Tensor, int]] = {}
+
+    def add(self, row: Stored, tensor: Tensor, dtype: torch.dtype) -> Tensor | None:
+        """Take one stored tensor; the whole parameter once it is complete, else None."""
+        if row.placement == WHOLE:
+            return tensor.to(self.device, dtype)
+        if row.placement == SWAPPED:
+            whole = torch.empty(row.target_shape, device=self.device, dtype=dtype)
+            half = row.shape[0] // 2
+            whole[:half].copy_(tensor[half:])
+            whole[half:].copy_(tensor[:half])
+            return whole
+        if row.parameter not in self.open:
+            self.open[row.parameter] = torch.empty(row.target_shape, device=self.device, dtype=dtype), 0
+        whole, count = self.open.pop(row.parameter)
+        head = row.shape[0] // row.heads
+        whole.unflatten(0, (row.heads, 3, head))[:, SLOT[row.placement]].copy_(tensor.unflatten(0, (row.heads, head)))
+        if count + 1 == len(SLOT):
+            return whole
+        self.open[row.parameter] = whole, count + 1
+        return None
+
+
+def _share(owner: nn.Module, leaf: str, whole: Tensor) -> Tensor:
+    """An owner's share of a whole tensor; the whole tensor itself, not a copy, where nothing is cut."""
+    shard = getattr(owner, "shard", None)
+    if shard is None or leaf != "weight":
+        return whole
+    share = shard(whole)
+    return whole if share.shape == whole.shape else share.clone(memory_format=torch.contiguous_format)
+
+
+def _assign(owner: nn.Module, leaf: str, tensor: Tensor) -> None:
+    if leaf in owner._buffers:
+        owner._buffers[leaf] = tensor
+    else:
+        owner._parameters[leaf] = nn.Parameter(tensor, requires_grad=False)
+
+
+def _finish(module: nn.Module, device: torch.device | str) -> None:
+    for hook, arguments in (("init_buffers", (device,)), ("freeze", ())):
+        if hasattr(module, hook):
+            getattr(module, hook)(*arguments)
+    module.requires_grad_(False).eval()
+    left = [name for name, value in (*module.named_parameters(), *module.named_buffers()) if value.is_meta]
+    assert not left, f"still on the meta device: {left[:10]}"

@@ -1,0 +1,217 @@
+"""`twinreel verify`: tensors against the config, values for finiteness, files against a manifest.
+
+Nothing is held but one block of a file at a time. The manifest `twinreel-manifest.json` lies at the checkpoint's root
+and has the SHA-256 and size of every file that a run reads.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ..errors import CheckpointError
+from .config import read_spec
+from .files import Entry, first_ten, open_weights, read_json
+from .keymap import COMPONENTS, canonical_names, stored_tensors, total_bytes
+from .locate import Checkpoint, locate
+from .recognise import Component
+from .tensors import compare
+
+MANIFEST = "twinreel-manifest.json"
+BLOCK = 16 << 20
+# Where all exponent bits are set the value is infinite or no number; integers see that without converting any value.
+EXPONENT = {"float32": (np.uint32, 0x7F800000), "bfloat16": (np.uint16, 0x7F80), "float16": (np.uint16, 0x7C00)}
+
+
+@dataclass
+class Findings:
+    """What an examination found: facts per component, problems as lines, hashes by path relative to the root."""
+
+    facts: dict[str, Any] = field(default_factory=dict)
+    problems: list[str] = field(default_factory=list)
+    digests: dict[str, dict[str, Any]] = field(default_factory=dict)
+    outside: list[str] = field(default_factory=list)
+
+
+def verify(
+    path: str | os.PathLike[str],
+    write_manifest: bool = False,
+    components: Mapping[str, str | os.PathLike[str]] | None = None,
+) -> dict[str, Any]:
+    """Check names, shapes, dtypes, byte totals and finite values of every tensor, and every file against the manifest.
+
+    Returns facts for printing: layout, partitions, tensors and bytes of each component, and `manifest`: "matches N
+    files", "written, N files" or "not compared (...)". `write_manifest` writes it anew after all other checks passed.
+    Raises CheckpointError with the first ten problems and the count when anything differs.
+    """
+    checkpoint = locate(path, components)
+    findings = examine(checkpoint)
+    manifest = checkpoint.path / MANIFEST
+    outcome = "not compared (no manifest beside the weights; --write-manifest makes one)"
+    if manifest.is_file() and not write_manifest:
+        outcome = _compare_manifest(manifest, findings)
+    if findings.problems:
+        raise CheckpointError(f"{checkpoint.path}: {first_ten(findings.problems)}")
+    if write_manifest:
+        _write(manifest, findings.digests)
+        outcome = f"written, {len(findings.digests)} files"
+    result: dict[str, Any] = {
+        "path": str(checkpoint.path),
+        "layout": checkpoint.layout,
+        "partitions": {partition.name: list(partition.tasks) for partition in checkpoint.partitions},
+        **findings.facts,
+        "finite": "all values",
+        "manifest": outcome,
+    }
+    if findings.outside:
+        result["not in the manifest"] = findings.outside
+    return result | ({"notes": list(checkpoint.notes)} if checkpoint.notes else {})
+
+
+def examine(checkpoint: Checkpoint) -> Findings:
+    """Read every file of a checkpoint once. Problems are collected; only an unreadable config raises."""
+    spec = read_spec(checkpoint)
+    findings = Findings()
+    seen: set[Path] = set()
+    for label, component in components_of(checkpoint).items():
+        if component.kind in COMPONENTS:
+            facts = _examine_component(component, spec, checkpoint, findings, seen)
+            if facts is not None:
+                findings.facts[label] = facts
+        for file in sorted(_small_files(component)):
+            _hash_whole(file, checkpoint, findings, seen)
+    for index in checkpoint.indexes:
+        _hash_whole(index, checkpoint, findings, seen)
+    return findings
+
+
+def components_of(checkpoint: Checkpoint) -> dict[str, Component]:
+    """Every component once, the DiTs with their partition's name."""
+    return {f"transformer ({name})": dit for name, dit in checkpoint.dits.items()} | dict(checkpoint.components)
+
+
+def _examine_component(
+    component: Component, spec: Any, checkpoint: Checkpoint, findings: Findings, seen: set[Path]
+) -> str | None:
+    try:
+        files = open_weights(component.weights)
+        names = canonical_names(component.kind, files.entries, component.weights)
+    except CheckpointError as error:
+        findings.problems.append(str(error))
+        return None
+    expected = stored_tensors(component.kind, component.layout, spec)
+    where = _label(component.weights, checkpoint)
+    found = compare({names[name]: entry for name, entry in files.entries.items()}, expected)
+    findings.problems += [f"{where}: {problem}" for problem in found]
+    declared, counted = files.declared_bytes, files.total_bytes
+    if declared is not None and declared != counted:
+        findings.problems.append(f"{where}: the index's total_size is {declared}, the shards hold {counted} bytes")
+    needed = total_bytes({name: row for name, row in expected.items() if not row.optional or name in names.values()})
+    if counted != needed and not found:
+        findings.problems.append(f"{where}: {counted} bytes, the config needs {needed}")
+    for shard in files.shards:
+        mine = {name: entry for name, entry in files.entries.items() if entry.file == shard}
+        _read_shard(shard, mine, checkpoint, findings, seen)
+    return f"{len(files.entries)} tensors, {counted} bytes, {len(files.shards)} files"
+
+
+def _read_shard(
+    shard: Path, entries: Mapping[str, Entry], checkpoint: Checkpoint, findings: Findings, seen: set[Path]
+) -> None:
+    """One pass over a shard: its hash, and every value's exponent."""
+    if shard in seen:
+        return
+    seen.add(shard)
+    digest, size = hashlib.sha256(), 0
+    ordered = sorted(entries.items(), key=lambda item: item[1].offset)
+    with shard.open("rb") as file:
+        header = file.read(ordered[0][1].offset if ordered else -1)
+        digest.update(header)
+        size += len(header)
+        for name, entry in ordered:
+            bad = 0
+            for block in _blocks(file, entry.size):
+                digest.update(block)
+                size += len(block)
+                bad += _not_finite(block, entry.dtype)
+            if bad:
+                findings.problems.append(f"{_label(shard, checkpoint)}: {name}: {bad} values are not finite")
+    _record(shard, digest.hexdigest(), size, checkpoint, findings)
+
+
+def _not_finite(block: bytes, dtype: str) -> int:
+    if dtype not in EXPONENT:
+        return 0
+    kind, mask = EXPONENT[dtype]
+    return int(np.count_nonzero((np.frombuffer(block, kind) & kind(mask)) == mask))
+
+
+def _blocks(file: Any, size: int) -> Iterator[bytes]:
+    while size > 0:
+        block = file.read(min(size, BLOCK))
+        if not block:
+            raise CheckpointError(f"{file.name}: ends early; the file changed while it was read")
+        size -= len(block)
+        yield block
+
+
+def _small_files(component: Component) -> Iterator[Path]:
+    """Config, index, tokenizer and processor files."""
+    for folder in {component.folder, component.weights}:
+        for path in folder.iterdir():
+            if path.is_file() and path.suffix in (".json", ".yaml", ".txt", ".jinja") and path.name != MANIFEST:
+                yield path
+
+
+def _hash_whole(file: Path, checkpoint: Checkpoint, findings: Findings, seen: set[Path]) -> None:
+    if file not in seen:
+        seen.add(file)
+        data = file.read_bytes()
+        _record(file, hashlib.sha256(data).hexdigest(), len(data), checkpoint, findings)
+
+
+def _record(file: Path, digest: str, size: int, checkpoint: Checkpoint, findings: Findings) -> None:
+    if file.absolute().is_relative_to(checkpoint.path.absolute()):
+        findings.digests[_label(file, checkpoint)] = {"sha256": digest, "bytes": size}
+    else:
+        findings.outside.append(str(file))
+
+
+def _label(path: Path, checkpoint: Checkpoint) -> str:
+    """Relative to the root with forward slashes, as the manifest writes it."""
+    absolute, root = path.absolute(), checkpoint.path.absolute()
+    return absolute.relative_to(root).as_posix() if absolute.is_relative_to(root) else str(path)
+
+
+def _compare_manifest(manifest: Path, findings: Findings) -> str:
+    listed = read_json(manifest).get("files")
+    if not isinstance(listed, dict):
+        raise CheckpointError(f"{manifest}: files: an object is needed; write the manifest anew with --write-manifest")
+    for name, facts in findings.digests.items():
+        if name not in listed:
+            findings.problems.append(f"{name}: not in {MANIFEST}")
+        elif listed[name] != facts:
+            got, needed = (str(side.get("sha256", "")) for side in (facts, listed[name]))
+            findings.problems.append(f"{name}: SHA-256 {got[:16]}..., {MANIFEST} has {needed[:16]}...")
+    findings.problems += [
+        f"{name}: in {MANIFEST} and not among the files read" for name in listed if name not in findings.digests
+    ]
+    return f"matches {len(findings.digests)} files"
+
+
+def _write(manifest: Path, digests: Mapping[str, Mapping[str, Any]]) -> None:
+    """Whole or not at all: written beside the old one, then put in its place."""
+    text = json.dumps({"schema_version": 1, "files": dict(sorted(digests.items()))}, indent=1) + "\n"
+    partial = manifest.with_name(manifest.name + ".part")
+    try:
+        partial.write_text(text, encoding="utf-8")
+        os.replace(partial, manifest)
+    except OSError as error:
+        raise CheckpointError(f"{manifest}: cannot be written ({error})") from error

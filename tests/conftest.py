@@ -1,0 +1,45 @@
+"""Shared fixtures: pinned threads, the released configs and index files, and the tiny checkpoints."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+RELEASE = Path(__file__).resolve().parents[1].parent / "shared" / "release"
+
+# One thread count for every test: a product's summation order, and with it the last bit, may depend on it.
+torch.set_num_threads(2)
+
+
+@pytest.fixture(scope="session")
+def release() -> Path:
+    """The released config, tokenizer and index files (no weights): `../shared/release` beside the repository."""
+    if not RELEASE.is_dir():
+        pytest.skip(f"the released config files are not at {RELEASE}")
+    return RELEASE
+
+
+@pytest.fixture(scope="session")
+def tiny_original(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with tiny `FL2VA/` and `Ref2VA/` partitions in the original layout. Read only: copy before changing."""
+    from tiny import write_tiny
+
+    return write_tiny(tmp_path_factory.mktemp("tiny") / "original", layout="original")
+
+
+@pytest.fixture(scope="session")
+def tiny_diffusers(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The values of `tiny_original` as a diffusers root. Read only: copy before changing."""
+    from tiny import write_tiny
+
+    return write_tiny(tmp_path_factory.mktemp("tiny") / "diffusers", layout="diffusers")
+
+
+@pytest.fixture(scope="session")
+def tiny_all(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """One tiny partition folder (original layout) that declares all three tasks. Read only: copy before changing."""
+    from tiny import write_tiny
+
+    return write_tiny(tmp_path_factory.mktemp("tiny") / "all", layout="single")

@@ -1,0 +1,173 @@
+"""The command line's edge with a stand-in engine: exit codes, what goes to stdout and what to stderr."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import subprocess
+import sys
+import types
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from twinreel import cli
+from twinreel.config import EngineConfig
+from twinreel.errors import Cancelled, CheckpointError, ConfigError, RequestError
+from twinreel.request import Request
+from twinreel.watch import Event
+
+
+class Recorder:
+    """An engine that records what it was asked for and fails where it is told to."""
+
+    error: BaseException | None = None
+    asked: dict[str, Any] = {}
+
+    def __init__(self, config: EngineConfig) -> None:
+        Recorder.asked = {"config": config}
+
+    def render(self, request: Request, path: Path, output: Any, watch: Any) -> dict[str, Any]:
+        Recorder.asked |= {"request": request, "path": path, "output": vars(output)}
+        watch(Event("denoise", 0, 49, 0.0))
+        watch(Event("denoise", 49, 49, 4.9))
+        if Recorder.error is not None:
+            raise Recorder.error
+        plan = {"task": "t2va", "canvas": [1344, 768], "frames": 124, "seconds": 124 / 24, "steps": 50, "calls": 49}
+        return {
+            "plan": plan | {"seed": 42},
+            "path": str(path),
+            "sha256": {"frames": "v", "waveform": "a", "file": "f"},
+            "stages": {"denoise": {"seconds": 4.9}, "decode": {"seconds": 1.3}},
+        }
+
+    def describe(self) -> dict[str, Any]:
+        return {"device": "cpu", "tasks": ["t2va", "fl2va"], "why": {"device": "CUDA is not available"}}
+
+
+@pytest.fixture(autouse=True)
+def engine(monkeypatch: pytest.MonkeyPatch) -> type[Recorder]:
+    module = types.ModuleType("twinreel.engine")
+    vars(module).update({"Engine": Recorder})
+    monkeypatch.setitem(sys.modules, "twinreel.engine", module)
+    Recorder.error, Recorder.asked = None, {}
+    return Recorder
+
+
+def test_generate_says_where_the_file_is(capsys):
+    assert cli.main(["generate", "A cat.", "-o", "b.mp4", "--crf", "20", "--device", "cpu", "--model", "w"]) == 0
+    asked = Recorder.asked
+    assert asked["request"] == Request("A cat.")
+    assert asked["config"] == EngineConfig(model="w", device="cpu")
+    assert (asked["path"], asked["output"]) == (Path("b.mp4"), {"crf": 20, "preset": "fast"})
+    out, err = capsys.readouterr()
+    assert out == "b.mp4: 1344x768, 124 frames (5.17 s), 50 steps = 49 calls, seed 42, made in 6.2 s\n"
+    assert "denoise: 49 calls in 4.9 s" in err and "random weights" not in err
+
+
+def test_generate_json_is_one_line_and_progress_stays_on_stderr(capsys):
+    assert cli.main(["generate", "A cat.", "--json", "--model", "w"]) == 0
+    out, err = capsys.readouterr()
+    assert out.count("\n") == 1
+    result = json.loads(out)
+    assert result["ok"] and result["output"] == "out.mp4" and (result["steps"], result["calls"]) == (50, 49)
+    assert result["sha256"] == {"frames": "v", "waveform": "a", "file": "f"}
+    assert "denoise" in err
+
+
+def test_the_stand_in_is_named_plainly(capsys):
+    assert cli.main(["generate", "A cat.", "--quiet"]) == 0
+    err = capsys.readouterr().err
+    assert "random weights" in err and "noise" in err and "denoise" not in err
+    assert Recorder.asked["config"].model is None
+    cli.main(["generate", "A cat.", "--component", "transformer=t", "--quiet"])
+    assert capsys.readouterr().err == ""
+
+
+@pytest.mark.parametrize(
+    ("error", "code", "words"),
+    [
+        (RequestError("duration", "got 99 s"), 2, "duration: got 99 s"),
+        (ConfigError("precision: fp16 is refused"), 3, "precision: fp16 is refused"),
+        (CheckpointError("3 tensors are missing"), 4, "3 tensors are missing"),
+        (Cancelled("the request was cancelled"), 1, "the request was cancelled"),
+        (FloatingPointError("step 3: video"), 1, "unexpected FloatingPointError: step 3: video"),
+        (KeyboardInterrupt(), 1, "stopped by the keyboard"),
+        (MemoryError("too big"), 1, "MemoryError: too big"),
+    ],
+    ids=lambda value: type(value).__name__,
+)
+def test_exit_codes_and_messages(error: BaseException, code: int, words: str, capsys):
+    Recorder.error = error
+    assert cli.main(["generate", "A cat.", "--model", "w", "--json"]) == code
+    out, err = capsys.readouterr()
+    assert words in err and "Traceback" not in err
+    said = json.loads(out)
+    assert said["ok"] is False and said["exit"] == code and words in said["message"]
+    assert said["field"] == ("duration" if code == 2 else None)
+
+
+def test_traceback_keeps_the_exit_code(capsys):
+    Recorder.error = ConfigError("no")
+    assert cli.main(["generate", "A cat.", "--model", "w", "--traceback"]) == 3
+    out, err = capsys.readouterr()
+    assert "Traceback" in err and "twinreel: no" in err and out == ""
+
+
+def test_what_flags_alone_show_to_be_wrong_starts_no_engine(capsys):
+    assert cli.main(["generate"]) == 2
+    assert cli.main(["generate", "a", "--size", "big"]) == 2
+    assert cli.main(["generate", "a", "--component", "x"]) == 3
+    assert cli.main(["generate", "a", "-o", "a.avi"]) == 2
+    assert cli.main(["generate", "a", "--crf", "99"]) == 2
+    assert Recorder.asked == {}
+    assert capsys.readouterr().out == ""
+
+
+def test_bad_flags_end_with_2():
+    done = subprocess.run([sys.executable, "-m", "twinreel", "generate", "--bad"], capture_output=True, text=True)
+    assert done.returncode == 2 and done.stdout == "" and "--bad" in done.stderr
+
+
+def test_a_whole_run_from_a_json_file(tiny_all: Path, tmp_path: Path):
+    """Nothing is faked here: the process, the engine and the file are real, the weights small and random."""
+    body = {"prompt": "A bell.", "num_inference_steps": 2, "target": {"duration_seconds": 1, "aspect_ratio": "1:1"}}
+    (tmp_path / "request.json").write_text(json.dumps(body))
+    words = [sys.executable, "-m", "twinreel", "generate", "--json", "--model", str(tiny_all)]
+    words += ["--request", str(tmp_path / "request.json"), "-o", str(tmp_path / "out.mp4")]
+    done = subprocess.run(words, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    result = json.loads(done.stdout)
+    assert (result["task"], result["calls"], result["canvas"]) == ("t2va", 1, [64, 64])
+    assert hashlib.sha256((tmp_path / "out.mp4").read_bytes()).hexdigest() == result["sha256"]["file"]
+    report = json.loads((tmp_path / "out.json").read_text())
+    assert report["sha256"] == result["sha256"] and report["request"]["prompt"] == "A bell."
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["out.json", "out.mp4", "request.json"]
+
+
+def test_doctor(capsys):
+    assert cli.main(["doctor", "--device", "cpu", "--json"]) == 0
+    facts = json.loads(capsys.readouterr().out)
+    assert facts["ok"] and facts["choices"]["device"] == "cpu"
+    assert Recorder.asked["config"] == EngineConfig(device="cpu")
+    assert cli.main(["doctor"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert any(line.split() == ["tasks", "t2va,", "fl2va"] for line in lines)
+    assert any("CUDA is not available" in line for line in lines)
+
+
+def test_verify_prints_what_was_found(monkeypatch: pytest.MonkeyPatch, capsys):
+    def found(path: Path, write_manifest: bool) -> dict[str, Any]:
+        return {"path": str(path), "partitions": {"fl2va": ["t2va", "fl2va"]}, "manifest": f"asked {write_manifest}"}
+
+    monkeypatch.setattr("twinreel.weights.verify", found)
+    assert cli.main(["verify", "w", "--write-manifest", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["manifest"] == "asked True"
+    assert cli.main(["verify", "w"]) == 0
+    assert capsys.readouterr().out.splitlines()[1:3] == ["partitions", "  fl2va  t2va, fl2va"]
+
+
+def test_verify_ends_with_4_when_there_is_nothing(tmp_path: Path, capsys):
+    assert cli.main(["verify", str(tmp_path)]) == 4
+    assert str(tmp_path) in capsys.readouterr().err

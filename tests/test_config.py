@@ -1,0 +1,59 @@
+"""The operator's choices: what is refused, what `auto` picks, which flags are set."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from twinreel.config import EngineConfig, check_config, resolve, set_flags
+from twinreel.errors import ConfigError
+
+
+@pytest.mark.parametrize(
+    ("config", "words"),
+    [
+        (EngineConfig(precision="fp16"), "65,504"),
+        (EngineConfig(precision="int4"), "auto, bf16, fp32"),
+        (EngineConfig(vae_encode="fp8"), "fp32, tf32"),
+        (EngineConfig(residency="some"), "auto, all, stages"),
+        (EngineConfig(components={"unet": "x"}), "transformer_ref"),
+        (EngineConfig(threads=0), "1 to 1024"),
+        (EngineConfig(threads=True), "1 to 1024"),
+    ],
+)
+def test_refused_without_torch_being_asked(config: EngineConfig, words: str) -> None:
+    with pytest.raises(ConfigError, match=words):
+        check_config(config)
+
+
+@pytest.mark.parametrize(
+    ("config", "words"),
+    [
+        (EngineConfig(device="tpu"), "cuda:N"),
+        (EngineConfig(device="meta"), "cuda:N"),
+        (EngineConfig(device="cuda:99"), "CUDA devices"),
+        (EngineConfig(device="cpu", vae_encode="tf32"), "needs a CUDA device"),
+        (EngineConfig(device="cpu", ops="fastest"), "reference"),
+    ],
+)
+def test_refused_on_this_machine(config: EngineConfig, words: str) -> None:
+    with pytest.raises(ConfigError, match=words):
+        resolve(config)
+
+
+def test_auto_on_cpu() -> None:
+    choices = resolve(EngineConfig(device="cpu"))
+    assert (choices.device.type, choices.dtype, choices.vae_compute) == ("cpu", torch.float32, torch.float32)
+    assert choices.ops.name == "reference" and choices.threads == torch.get_num_threads()
+    assert set(choices.why) == {"device", "precision", "ops", "vae_decode", "threads"}
+    assert resolve(EngineConfig(device="cpu", precision="bf16")).dtype == torch.bfloat16
+
+
+def test_flags_are_set_and_recorded() -> None:
+    choices = resolve(EngineConfig(device="cpu", threads=2))
+    torch.backends.cudnn.benchmark = True
+    torch.backends.cuda.matmul.allow_tf32 = True
+    flags = set_flags("denoise", choices)
+    assert not torch.backends.cudnn.benchmark and not torch.backends.cuda.matmul.allow_tf32
+    assert torch.get_num_threads() == flags["threads"] == 2
+    assert flags["convolution_tf32"] is torch.backends.cudnn.allow_tf32 is False

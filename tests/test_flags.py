@@ -1,0 +1,169 @@
+"""Flags -> Request, EngineConfig; every field of both can be reached from the command line."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import fields
+
+import pytest
+
+from twinreel.config import EngineConfig
+from twinreel.errors import ConfigError, RequestError
+from twinreel.flags import REQUEST_FLAGS, Doctor, EngineFlags, Generate, RequestFlags, Verify, parse, parse_reference
+from twinreel.request import Keyframe, Reference, Request
+
+EVERY_REQUEST_FLAG = [
+    ["--task", "ref2va"],
+    ["--ref", "image:x.png"],
+    ["--ref", "video:y.mp4@1.0-4.5"],
+    ["--ref", "audio:z.mp3"],
+    ["--first", "a.png"],
+    ["--last", "b.png"],
+    ["--duration", "6.5"],
+    ["--aspect", "4:3"],
+    ["--size", "1344x768"],
+    ["--short-edge", "512"],
+    ["--steps", "20"],
+    ["--seed", "7"],
+    ["--shifts", "9", "2.5"],
+    ["--noise", "sequential"],
+]
+
+
+def request_of(*words: str) -> Request:
+    command = parse(["generate", *words])
+    assert isinstance(command, Generate)
+    return command.request.build()
+
+
+def test_every_request_flag_arrives():
+    assert request_of("A cat.", *sum(EVERY_REQUEST_FLAG, [])) == Request(
+        prompt="A cat.",
+        task="ref2va",
+        keyframes=(Keyframe("a.png", 0), Keyframe("b.png", -1)),
+        references=(Reference("image", "x.png"), Reference("video", "y.mp4", 1.0, 4.5), Reference("audio", "z.mp3")),
+        duration=6.5,
+        aspect="4:3",
+        size=(1344, 768),
+        short_edge=512,
+        steps=20,
+        seed=7,
+        shifts=(9.0, 2.5),
+        noise="sequential",
+    )
+
+
+def test_no_field_of_request_or_config_is_out_of_reach():
+    assert set(REQUEST_FLAGS) == {item.name for item in fields(Request)}
+    flags = {item.name for item in fields(RequestFlags)} - {"request"}
+    assert flags == {flag for names in REQUEST_FLAGS.values() for flag in names}
+    renamed = {"components" if item.name == "component" else item.name for item in fields(EngineFlags)}
+    assert renamed == {item.name for item in fields(EngineConfig)}
+
+
+def test_what_is_not_given_is_left_to_the_dataclasses():
+    assert request_of("A cat.") == Request("A cat.") == request_of("--prompt", "A cat.")
+    doctor = parse(["doctor"])
+    assert isinstance(doctor, Doctor) and doctor.engine.build() == EngineConfig()
+
+
+def test_engine_flags_arrive():
+    words = "--model m --component transformer=t --component audio_vae=a=b --device cuda:1 --precision bf16".split()
+    words += "--vae-encode tf32 --residency stages --ops reference --threads 3".split()
+    doctor = parse(["doctor", *words])
+    assert isinstance(doctor, Doctor)
+    assert doctor.engine.build() == EngineConfig(
+        "m", {"transformer": "t", "audio_vae": "a=b"}, "cuda:1", "bf16", "tf32", "stages", "reference", 3
+    )
+
+
+@pytest.mark.parametrize("component", ["transformer", "=x", "transformer="])
+def test_component_needs_name_and_path(component: str):
+    with pytest.raises(ConfigError, match="NAME=PATH"):
+        EngineFlags(component=(component,)).build()
+    with pytest.raises(ConfigError, match="twice"):
+        EngineFlags(component=("a=b", "a=c")).build()
+
+
+@pytest.mark.parametrize(
+    ("text", "reference"),
+    [
+        ("image:x.png", Reference("image", "x.png")),
+        ("video:y.mp4@1.0-4.5", Reference("video", "y.mp4", 1.0, 4.5)),
+        ("video:y.mp4@2-", Reference("video", "y.mp4", 2.0, None)),
+        ("audio:z.mp3@-4.", Reference("audio", "z.mp3", None, 4.0)),
+        ("video_audio:a@home/y.mp4", Reference("video_audio", "a@home/y.mp4")),
+        ("video:a@1-2/y.mp4@.5-3", Reference("video", "a@1-2/y.mp4", 0.5, 3.0)),
+        ("video:y@-", Reference("video", "y@-")),
+        ("image:data:image/png;base64,QUJD", Reference("image", "data:image/png;base64,QUJD")),
+        ("audio:file:///tmp/z.wav@0-2", Reference("audio", "file:///tmp/z.wav", 0.0, 2.0)),
+        ("image:C:\\x.png", Reference("image", "C:\\x.png")),
+    ],
+)
+def test_references(text: str, reference: Reference):
+    assert parse_reference(text, 0) == reference
+
+
+@pytest.mark.parametrize("text", ["x.png", "picture:x.png", "image:", ":x.png", ""])
+def test_wrong_references_are_named(text: str):
+    with pytest.raises(RequestError, match="KIND:SOURCE") as caught:
+        parse_reference(text, 2)
+    assert caught.value.field == "references[2]"
+
+
+@pytest.mark.parametrize("text", ["1344", "1344*768", "x768", "1344x", "-1x5", "1e3x2"])
+def test_wrong_sizes_are_named(text: str):
+    with pytest.raises(RequestError, match="WIDTHxHEIGHT"):
+        RequestFlags(text="a", size=text).build()
+
+
+def test_prompt_missing_or_twice():
+    with pytest.raises(RequestError, match="^prompt: is missing"):
+        request_of()
+    with pytest.raises(RequestError, match="^prompt: was given twice"):
+        request_of("one", "--prompt", "two")
+
+
+def test_request_file(tmp_path):
+    body = {"task": "t2va", "prompt": "A cat.", "seed": 3, "target": {"duration_seconds": 8, "aspect_ratio": "9:16"}}
+    path = tmp_path / "request.json"
+    path.write_text(json.dumps(body))
+    made = request_of("--request", str(path))
+    assert (made.prompt, made.task, made.seed, made.duration, made.aspect) == ("A cat.", "t2va", 3, 8, "9:16")
+
+
+@pytest.mark.parametrize("flag", EVERY_REQUEST_FLAG + [["--prompt", "x"]], ids=" ".join)
+def test_request_file_with_another_flag_is_refused_by_name(flag: list[str], tmp_path):
+    (tmp_path / "r.json").write_text("{}")
+    with pytest.raises(RequestError, match=flag[0]) as caught:
+        request_of("--request", str(tmp_path / "r.json"), *flag)
+    assert caught.value.field == "request"
+
+
+def test_request_file_with_positional_prompt_or_absent(tmp_path):
+    with pytest.raises(RequestError, match="leave out the prompt"):
+        request_of("A cat.", "--request", str(tmp_path / "r.json"))
+    with pytest.raises(RequestError, match="cannot read .*: No such file"):
+        request_of("--request", str(tmp_path / "r.json"))
+
+
+@pytest.mark.parametrize(
+    "words",
+    [[], ["fly"], ["generate", "a", "--steps", "many"], ["generate", "a", "--bad"], ["verify"], ["generate", "a", "b"]],
+    ids=" ".join,
+)
+def test_bad_flags_end_with_2(words: list[str], capsys):
+    with pytest.raises(SystemExit) as ended:
+        parse(words)
+    assert ended.value.code == 2
+    assert capsys.readouterr().out == ""
+
+
+def test_verify_and_output_flags():
+    verify = parse(["verify", "weights", "--write-manifest", "--json"])
+    assert isinstance(verify, Verify)
+    assert str(verify.path) == "weights" and verify.write_manifest and verify.report.json
+    made = parse(["generate", "a", "-o", "b.mp4", "--crf", "20", "--preset", "slow", "-q", "--traceback"])
+    assert isinstance(made, Generate)
+    assert (str(made.output), made.crf, made.preset) == ("b.mp4", 20, "slow")
+    assert made.report.quiet and made.report.traceback and not made.report.json

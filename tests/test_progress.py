@@ -1,0 +1,91 @@
+"""Progress lines and bars: what is said, when, and where."""
+
+from __future__ import annotations
+
+import io
+
+import pytest
+
+from twinreel.progress import Bars, Lines, Quiet, line, progress, spoken
+from twinreel.watch import Event
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [
+        (0, "0.0 s"),
+        (59.94, "59.9 s"),
+        (59.96, "1 min 00 s"),
+        (245, "4 min 05 s"),
+        (3599.6, "1 h 00 min"),
+        (7380, "2 h 03 min"),
+    ],
+)
+def test_spoken(seconds: float, text: str):
+    assert spoken(seconds) == text
+
+
+def test_a_step_says_calls_pace_and_time_left():
+    assert line(Event("denoise", 12, 49, 14.4, 44.4)) == "denoise: call 12/49, 1.2 s each, 44.4 s left"
+    assert line(Event("denoise", 0, 49, 0.0)) == "denoise, 49 calls"
+    assert line(Event("denoise", 49, 49, 59.1, 0.0)) == "denoise: 49 calls in 59.1 s"
+    assert line(Event("load", 1, 2, 3.0, 3.0, "text_encoder")) == "load: part 1/2, 3 s each, 3.0 s left (text_encoder)"
+    assert line(Event("load", 1, 1, 3.0, 0.0, "dit")) == "load: 1 part in 3.0 s (dit)"
+    assert line(Event("decode", 17, 124, 3.4, None, "frames")) == "decode: frame 17/124, 0.2 s each"
+
+
+def test_lines_are_few_and_end_with_the_last_unit():
+    stream = io.StringIO()
+    with Lines(stream) as watch:
+        for call in range(50):
+            watch(Event("denoise", call, 49, call * 0.5, None))
+    said = stream.getvalue().splitlines()
+    assert said[0] == "denoise, 49 calls"
+    assert said[-1] == "denoise: 49 calls in 24.5 s"
+    assert len(said) == 1 + 4 + 1  # start; 5, 10, 15, 20 s; the end
+
+
+def test_nested_stages_are_announced_once():
+    stream = io.StringIO()
+    watch = Lines(stream)
+    for stage, seconds in (("decode", 0.0), ("mux", 0.0), ("decode", 0.1), ("mux", 0.1), ("decode", 6.0)):
+        watch(Event(stage, int(seconds * 10), 100, seconds))
+    assert [text.split(",")[0].split(":")[0] for text in stream.getvalue().splitlines()] == ["decode", "mux", "decode"]
+
+
+def test_bars_show_every_stage_and_fill_up():
+    stream = Terminal()
+    with progress(False, stream) as watch:
+        assert isinstance(watch, Bars)
+        watch(Event("read", 0, 1, 0.0))
+        watch(Event("denoise", 0, 3, 0.0))
+        for call in (1, 2, 3):
+            watch(Event("denoise", call, 3, call * 1.0, 3.0 - call, "note"))
+        watch(Event("decode", 0, 17, 0.0))
+    assert [(task.description, task.completed, task.total) for task in watch.bars.tasks] == [
+        ("read", 1, 1),
+        ("denoise", 3, 3),
+        ("decode", 17, 17),
+    ]
+    assert "denoise" in stream.getvalue()
+
+
+def test_a_broken_run_leaves_its_bar_where_it_stopped():
+    stream = Terminal()
+    with pytest.raises(ValueError), progress(False, stream) as watch:
+        watch(Event("denoise", 1, 3, 1.0))
+        raise ValueError
+    assert isinstance(watch, Bars) and [task.completed for task in watch.bars.tasks] == [1]
+
+
+def test_quiet_and_plain_streams():
+    stream = io.StringIO()
+    assert isinstance(progress(False, stream), Lines)
+    with progress(True, stream) as watch:
+        watch(Event("read", 0, 1, 0.0))
+    assert isinstance(watch, Quiet) and stream.getvalue() == ""

@@ -1,0 +1,177 @@
+"""The request: its checks, its JSON form, and that both refuse by name."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import fields
+
+import pytest
+
+from twinreel.errors import RequestError
+from twinreel.request import Keyframe, Reference, Request, check_request, parse_aspect
+from twinreel.request_json import parse_json, request_from_json, request_to_json
+from twinreel.spec import Partition, Spec
+
+SPEC = Spec()
+
+
+def refused(request: Request, field: str, spec: Spec = SPEC) -> str:
+    with pytest.raises(RequestError) as caught:
+        check_request(request, spec)
+    assert caught.value.field == field, caught.value
+    return str(caught.value)
+
+
+IMAGE = Reference("image", "x.png")
+BAD = [
+    (Request(""), "prompt"),
+    (Request("   "), "prompt"),
+    (Request("a" * 7001), "prompt"),
+    (Request("a\0b"), "prompt"),
+    (Request("a\ud800b"), "prompt"),
+    (Request(7), "prompt"),  # type: ignore[arg-type]
+    (Request("a", task="t2v"), "task"),
+    (Request("a", task="fl2va"), "keyframes"),
+    (Request("a", task="ref2va"), "references"),
+    (Request("a", task="t2va", keyframes=(Keyframe("x.png"),)), "keyframes"),
+    (Request("a", task="t2va", references=(IMAGE,)), "references"),
+    (Request("a", keyframes=(Keyframe("x.png", -1), Keyframe("y.png", 0))), "keyframes"),
+    (Request("a", keyframes=(Keyframe("x.png", 3),)), "keyframes"),
+    (Request("a", keyframes=("x.png",)), "keyframes[0]"),  # type: ignore[arg-type]
+    (Request("a", references=(Reference("gif", "x"),)), "references[0].kind"),
+    (Request("a", references=(Reference("audio", "x"),)), "references"),
+    (Request("a", references=(IMAGE,) * 10), "references"),
+    (Request("a", references=(Reference("video", "x"),) * 4), "references"),
+    (Request("a", references=(Reference("video", "x"), Reference("video_audio", "x")) * 2), "references"),
+    (Request("a", references=(IMAGE, *(Reference("audio", "x"),) * 4)), "references"),
+    (Request("a", references=(Reference("image", "x", start=1.0),)), "references[0].start"),
+    (Request("a", references=(IMAGE, Reference("video", "x", start=2.0, end=1.0))), "references[1].end"),
+    (Request("a", references=(Reference("video", "x", start=-1.0),)), "references[0].start"),
+    (Request("a", references=(Reference("video", "x", start=float("nan")),)), "references[0].start"),
+    (Request("a", aspect="5:1"), "aspect"),
+    (Request("a", aspect="wide"), "aspect"),
+    (Request("a", aspect="1:0"), "aspect"),
+    (Request("a", size=(1344, 760)), "size"),
+    (Request("a", size=(1344, 768), aspect="16:9"), "size"),
+    (Request("a", size=(3200, 32)), "size"),
+    (Request("a", size=(1344.0, 768)), "size"),  # type: ignore[arg-type]
+    (Request("a", short_edge=0), "short_edge"),
+    (Request("a", duration=3.9), "duration"),
+    (Request("a", duration=15.1), "duration"),
+    (Request("a", duration=float("nan")), "duration"),
+    (Request("a", duration="5"), "duration"),  # type: ignore[arg-type]
+    (Request("a", steps=1), "steps"),
+    (Request("a", steps=1001), "steps"),
+    (Request("a", steps=50.0), "steps"),  # type: ignore[arg-type]
+    (Request("a", steps=True), "steps"),
+    (Request("a", seed=-1), "seed"),
+    (Request("a", seed=2**63), "seed"),
+    (Request("a", shifts=(12.0,)), "shifts"),  # type: ignore[arg-type]
+    (Request("a", shifts=(12.0, 0.0)), "shifts"),
+    (Request("a", noise="random"), "noise"),
+]
+
+
+@pytest.mark.parametrize(("request_", "field"), BAD)
+def test_refused_by_name(request_: Request, field: str) -> None:
+    refused(request_, field)
+
+
+def test_messages_name_the_nearest_legal_value() -> None:
+    assert "4" in refused(Request("a", duration=3.0), "duration")
+    assert "768" in refused(Request("a", size=(1344, 760)), "size")
+
+
+@pytest.mark.parametrize("limit", [Request("a" * 7000), Request("日" * 7000), Request("a", steps=2, seed=2**63 - 1)])
+def test_the_limits_themselves_are_legal(limit: Request) -> None:
+    check_request(limit, SPEC)
+
+
+def test_task_follows_from_what_is_given() -> None:
+    assert Request("a").resolved_task == "t2va"
+    assert Request("a", keyframes=(Keyframe("x"),)).resolved_task == "fl2va"
+    assert Request("a", references=(IMAGE,)).resolved_task == "ref2va"
+
+
+def test_a_task_the_weights_do_not_declare_is_refused() -> None:
+    spec = Spec(partitions=(Partition("fl2va", ("t2va", "fl2va")),))
+    assert "t2va, fl2va" in refused(Request("a", references=(IMAGE,)), "task", spec)
+
+
+def test_aspects() -> None:
+    assert parse_aspect("21:9") == (21, 9)
+    assert parse_aspect("2.39:1") == (2.39, 1.0)
+
+
+FULL = Request(
+    prompt="a ball",
+    task="ref2va",
+    references=(IMAGE, Reference("video", "y.mp4", 1.0, 4.5), Reference("video_audio", "z.mp4"), Reference("audio", "a.wav")),
+    duration=6.0,
+    aspect="4:3",
+    short_edge=512,
+    steps=20,
+    seed=7,
+    shifts=(10.0, 2.0),
+    noise="sequential",
+)
+
+
+def test_json_round_trip_reaches_every_field() -> None:
+    assert request_from_json(json.loads(json.dumps(request_to_json(FULL)))) == FULL
+    keyframes = Request("a", "fl2va", (Keyframe("x.png"), Keyframe("y.png", -1)), size=(96, 64))
+    assert request_from_json(request_to_json(keyframes)) == keyframes
+    changed = {f.name for f in fields(Request) if getattr(FULL, f.name) != getattr(Request("-"), f.name)}
+    changed |= {f.name for f in fields(Request) if getattr(keyframes, f.name) != getattr(Request("-"), f.name)}
+    assert changed == {f.name for f in fields(Request)}
+
+
+def test_the_published_examples_parse() -> None:
+    request = request_from_json(
+        {
+            "task": "fl2va",
+            "prompt": "p",
+            "conditions": [{"type": "image", "uri": "file:///a.png", "role": "keyframe", "frame_index": 0}],
+            "target": {"short_edge": 768, "aspect_ratio": "auto", "duration_seconds": 8},
+            "seed": 0,
+        }
+    )
+    assert request == Request("p", "fl2va", (Keyframe("file:///a.png", 0),), (), 8, "auto", None, 768, seed=0)
+
+
+@pytest.mark.parametrize(
+    ("text", "field"),
+    [
+        ("{", "request"),
+        ("[]", "request"),
+        ('{"prompt": "a", "prompt": "b"}', "prompt"),
+        ('{"prompt": "a", "seed": NaN}', "request"),
+        ('{"prompt": "a", "guidance_scale": 3}', "guidance_scale"),
+        ('{"prompt": "a", "negative_prompt": "b"}', "negative_prompt"),
+        ('{"prompt": "a", "fps": 24}', "fps"),
+        ('{"prompt": "a", "sed": 3}', "sed"),
+        ('{"prompt": "a", "target": 3}', "target"),
+        ('{"prompt": "a", "target": {"width": 64}}', "target.height"),
+        ('{"prompt": "a", "target": {"frames": 64}}', "target.frames"),
+        ('{"prompt": "a", "conditions": {}}', "conditions"),
+        ('{"prompt": "a", "conditions": [3]}', "conditions[0]"),
+        ('{"prompt": "a", "conditions": [{"role": "style"}]}', "conditions[0].role"),
+        ('{"prompt": "a", "conditions": [{"role": "keyframe", "type": "video", "uri": "x"}]}', "conditions[0].type"),
+        ('{"prompt": "a", "conditions": [{"role": "keyframe", "type": "image", "uri": ""}]}', "conditions[0].uri"),
+        (
+            '{"prompt": "a", "conditions": [{"role": "keyframe", "type": "image", "uri": "x", "frame_index": 5}]}',
+            "conditions[0].frame_index",
+        ),
+        ('{"prompt": "a", "conditions": [{"role": "reference", "type": "pdf", "uri": "x"}]}', "conditions[0].type"),
+        (
+            '{"prompt": "a", "conditions": [{"role": "reference", "type": "image", "uri": "x", "weight": 1}]}',
+            "conditions[0].weight",
+        ),
+        ('{"prompt": "a", "flow_shift": 3}', "audio_flow_shift"),
+        ("[" * 100_000, "request"),
+    ],
+)
+def test_json_is_refused_by_name(text: str, field: str) -> None:
+    with pytest.raises(RequestError) as caught:
+        parse_json(text)
+    assert caught.value.field == field, caught.value
