@@ -11,7 +11,7 @@ help:
 	@echo "make demo   two examples on the built-in miniature: a sentence, then a picture -> out/*.mp4"
 	@echo "make test   set-up, then every test"
 	@echo "make lint   ruff check, ruff format --check, mypy"
-	@echo "make soak   many requests through one engine: same bits, no growth (SECONDS=600)"
+	@echo "make soak   50 requests, 10 failing, again until SECONDS=600 are up: same bits, no growth, no leftovers"
 	@echo "make venv   set-up only        make clean   remove .venv, out and caches"
 
 venv: $(STAMP)
@@ -19,14 +19,14 @@ venv: $(STAMP)
 $(STAMP): pyproject.toml constraints.txt
 	$(PYTHON) -c 'import sys; sys.exit(None if sys.version_info >= (3, 11) else "twinreel needs Python 3.11 or newer")'
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv
-	$(BIN)/python -m pip install -q --disable-pip-version-check -c constraints.txt -e '.[parity,dev]'
+	$(BIN)/python -m pip install -q --disable-pip-version-check -c constraints.txt -e '.[parity,serve,dev]'
 	touch $@
 
 demo: $(STAMP)
 	mkdir -p out
-	$(BIN)/twinreel generate "A red ball bounces across a wooden floor; each bounce is a dull knock." -o out/sentence.mp4
+	$(BIN)/twinreel generate "A red ball bounces across a wooden floor; each bounce is a dull knock." -o out/sentence.mp4 --overwrite
 	$(BIN)/python examples/picture.py out/sea.png
-	$(BIN)/twinreel generate "The sun sinks into the sea. Small waves hiss on the sand." --first out/sea.png -o out/picture.mp4
+	$(BIN)/twinreel generate "The sun sinks into the sea. Small waves hiss on the sand." --first out/sea.png -o out/picture.mp4 --overwrite
 	@echo; echo "Made out/sentence.mp4 and out/picture.mp4 (from out/sea.png), each with a .json report beside it."
 
 test: $(STAMP)

@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
 import torch
 
 RELEASE = Path(__file__).resolve().parents[1].parent / "shared" / "release"
+
+# Without a GPU the Triton kernels run in Triton's interpreter, on CPU tensors. It must be asked for before they are
+# imported; tests that need it absent start a process of their own.
+if not torch.cuda.is_available():
+    os.environ.setdefault("TRITON_INTERPRET", "1")
 
 # One thread count for every test: a product's summation order, and with it the last bit, may depend on it.
 torch.set_num_threads(2)

@@ -17,7 +17,7 @@ from twinreel.noise import ConditionLatents, Rows, initial_rows
 from twinreel.pipeline import predictor
 from twinreel.plan import Condition, Plan
 from twinreel.policy import EveryStep
-from twinreel.schedule import make_sigmas
+from twinreel.schedule import make_sigmas, step_timesteps
 from twinreel.spec import Spec
 
 SPEC = Spec(dit=TINY)
@@ -76,8 +76,9 @@ def run(case: Run, dit: DiT, modulation: LiveModulation) -> tuple[Rows, Rows]:
     layout = build_layout(case.plan, case.tags, SPEC)
     sigmas = make_sigmas(case.plan.steps, case.plan.shifts)
     start = initial_rows(case.plan, case.latents, SPEC)
+    steps = [step_timesteps(layout, sigmas, step) for step in range(sigmas.calls)]
     with torch.inference_mode():
-        velocity_at = predictor(dit, modulation, case.text[0], layout, sigmas)
+        velocity_at = predictor(dit, modulation, case.text[0], layout, steps)
         end = denoise(start, layout, sigmas, velocity_at, EveryStep(), lambda step, velocity: None)
     v, a = layout.condition_video, layout.condition_audio
     assert torch.equal(start.video[:v], end.video[:v]) and torch.equal(start.audio[:a], end.audio[:a])

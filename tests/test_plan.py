@@ -8,17 +8,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from twinreel.errors import RequestError
-from twinreel.plan import (
-    aligned_frames,
-    canvas,
-    latent_frames,
-    make_plan,
-    max_frames,
-    resampled_length,
-    sound_latents,
-    tail_frames,
-)
-from twinreel.request import ASPECTS, Keyframe, Reference, Request
+from twinreel.limits import ASPECTS, aligned_frames, max_frames, tail_frames
+from twinreel.plan import canvas, latent_frames, make_plan, resampled_length, sound_latents
+from twinreel.request import Keyframe, Reference, Request
 from twinreel.sources import Clip, Picture, Sound
 from twinreel.spec import FPS, Spec
 
@@ -138,7 +130,7 @@ def test_keyframes_bind_the_canvas_and_say_when_they_are_stretched() -> None:
     assert only_last.conditions[0].anchor == "last" and not only_last.conditions[0].cover
     assert (only_last.height, only_last.width) == (992, 768)
     squeezed = make_plan(Request("a", keyframes=(Keyframe("x"),), aspect="1:1"), SPEC, [picture(1600, 900)])
-    assert any("stretched" in note for note in squeezed.notes)
+    assert any("ratio 1.778, the canvas's 1.000" in warning for warning in squeezed.warnings)
     with pytest.raises(RequestError, match=r"^keyframes\[0\]\.image"):
         make_plan(Request("a", keyframes=(Keyframe("x"),)), SPEC, [picture(500, 100)])
 
@@ -163,11 +155,8 @@ def test_reference_clips_are_cut_to_the_contract_and_it_is_said() -> None:
     assert (condition.samples, condition.rate) == (int(124 / 24 * 48000), 48000)
     assert condition.audio_latents == 207
     assert any("longer than the target" in note for note in plan.notes)
-    short = make_plan(request, SPEC, [clip(38)]).conditions[0]
-    assert (short.frames, short.vae_frames, short.latents, short.audio_latents) == (38, 22, 7, 0)
-    assert make_plan(request, SPEC, [clip(22)]).conditions[0].latents == 7
-    with pytest.raises(RequestError, match="at least 22"):
-        make_plan(request, SPEC, [clip(21)])
+    short = make_plan(request, SPEC, [clip(50)]).conditions[0]
+    assert (short.frames, short.vae_frames, short.latents, short.audio_latents) == (50, 39, 12, 0)
 
 
 def test_a_soundtrack_can_be_insisted_on() -> None:
@@ -183,11 +172,105 @@ def test_the_only_sound_sets_the_duration() -> None:
     assert plan.frames == 192 and plan.conditions[1].audio_latents == 320
     with pytest.raises(RequestError, match=r"^duration"):
         make_plan(request, SPEC, [picture(100, 100), silence(2.0)])
+    # our own longest sound is 15.075 s
+    assert make_plan(request, SPEC, [picture(100, 100), silence(15.075, 32000)]).frames == 362
     two = Request("a", references=(*request.references, Reference("audio", "z")))
-    assert make_plan(two, SPEC, [picture(100, 100), silence(8.0), silence(9.0)]).frames == 124
+    assert make_plan(two, SPEC, [picture(100, 100), silence(8.0), silence(7.0)]).frames == 124
 
 
 @given(st.sampled_from([8000, 11025, 16000, 22050, 24000, 32000, 44100, 48000, 96000]), st.integers(1, 200_000))
 def test_resampled_length(rate: int, samples: int) -> None:
     length = resampled_length(samples, rate)
     assert (length - 1) * rate < samples * 32000 <= length * rate
+
+
+VIDEO, AUDIO, IMAGE = Reference("video", "x"), Reference("audio", "y"), Reference("image", "z")
+
+
+@pytest.mark.parametrize(
+    ("references", "sources", "said"),
+    [
+        ((VIDEO,), [clip(47)], r"^references\[0\]\.source: lasts 1.96 s; a clip lasts 2 to 15 s, so give at least 2 s"),
+        ((VIDEO,), [clip(363)], r"^references\[0\]\.source: goes on after 15.08 s"),
+        ((VIDEO,), [Clip(clip(362).frames, 24.0, cut=True)], r"^references\[0\]\.source: goes on after"),
+        ((IMAGE, AUDIO), [picture(64, 64), silence(1.9)], r"^references\[1\]\.source: lasts 1.90 s"),
+        ((IMAGE, AUDIO), [picture(64, 64), silence(15.2)], r"^references\[1\]\.source: goes on after"),
+        ((VIDEO, VIDEO), [clip(200), clip(163)], r"^references\[1\]\.source: .* video to 15.12 s; at most 15 s"),
+        ((IMAGE, AUDIO, AUDIO), [picture(64, 64), silence(9), silence(7)], r"^references\[2\]\..*cut 0.92 s off"),
+    ],
+)
+def test_clips_of_the_wrong_length_are_refused(references: tuple, sources: list, said: str) -> None:
+    with pytest.raises(RequestError, match=said):
+        make_plan(Request("a", references=references, duration=5), SPEC, sources)
+
+
+def test_the_longest_output_is_a_legal_reference_and_soundtracks_count_apart() -> None:
+    own = clip(362, sound=silence(15.075, 32000))
+    plan = make_plan(Request("a", references=(VIDEO, AUDIO), duration=15), SPEC, [own, silence(15.075, 32000)])
+    assert [condition.frames for condition in plan.conditions] == [362, 0]
+    assert [condition.audio_latents for condition in plan.conditions] == [603, 603]
+
+
+def test_fit_is_the_released_rule_unless_it_is_named() -> None:
+    def covers(*fits: str) -> tuple[list[bool], tuple[str, ...], tuple[str, ...]]:
+        keyframes = tuple(Keyframe("x", index, fit) for index, fit in zip((0, -1), fits, strict=True))
+        request = Request("a", keyframes=keyframes, aspect="1:1")
+        plan = make_plan(request, SPEC, [picture(1600, 900), picture(900, 1600)])
+        return [condition.cover for condition in plan.conditions], plan.warnings, plan.notes
+
+    released, warnings, notes = covers("auto", "auto")
+    assert released == [False, True] and len(warnings) == 1 and "fit=cover" in warnings[0]
+    assert "44% of its height is cropped off" in " ".join(notes)
+    named, warnings, notes = covers("cover", "stretch")
+    assert named == [True, False] and "its ratio 0.562, the canvas's 1.000" in warnings[0]
+    assert "44% of its width is cropped off" in " ".join(notes)
+
+
+def test_the_prompts_labels_are_counted_as_the_model_counts_them() -> None:
+    request = Request("<Video 1> and <Audio 2> but <Picture 2>", references=(IMAGE, VIDEO, AUDIO), duration=5)
+    plan = make_plan(request, SPEC, [picture(64, 64), clip(60, sound=silence(2.5)), silence(3)])
+    assert plan.warnings == (
+        "prompt: <Picture 2> names nothing: the request has 1 of kind Picture",
+        "references[0]: the prompt never names it; write <Picture 1> where it belongs",
+    )
+
+
+def test_a_capped_short_edge_is_said() -> None:
+    plan = make_plan(Request("a", short_edge=1000), SPEC)
+    assert any("short_edge: 1000 asked, 768 made" in note for note in plan.notes)
+    assert not any("short_edge" in note for note in make_plan(Request("a", short_edge=768), SPEC).notes)
+
+
+SIDES = st.integers(1, 8000)
+
+
+@settings(max_examples=1500, deadline=None)
+@given(SIDES, SIDES, SIDES, SIDES, st.floats(4, 15), st.sampled_from(["auto", "16:9", "1:1", "2.39:1", "1:4"]))
+def test_every_pair_of_keyframes_makes_a_legal_plan_or_is_refused(
+    w: int, h: int, w2: int, h2: int, seconds: float, aspect: str
+) -> None:
+    request = Request("a", keyframes=(Keyframe("x"), Keyframe("y", -1)), duration=seconds, aspect=aspect)
+    sources = [Picture(np.broadcast_to(np.uint8(0), (*size, 3))) for size in ((h, w), (h2, w2))]
+    legal = all(a <= 4 * b and b <= 4 * a for a, b in ((w, h), (w2, h2)))
+    try:
+        plan = make_plan(request, SPEC, sources)
+    except RequestError as error:
+        assert not legal and error.field.startswith("keyframes")
+        return
+    assert legal and plan.height % 32 == plan.width % 32 == 0 and plan.frames % 17 == 5
+    assert round(seconds * FPS) <= plan.frames < round(seconds * FPS) + 17 and plan.frames <= 362
+    assert plan.latents == 5 * ((plan.frames - 5) // 17) + 2
+    change = plan.width / w * h / plan.height
+    assert any("keyframes[0]" in warning for warning in plan.warnings) == (abs(change - 1) > 0.02)
+
+
+@settings(max_examples=1000, deadline=None)
+@given(st.integers(1, 1300), st.integers(1, 1300), st.floats(4, 15))
+def test_every_explicit_size_is_taken_as_it_is_or_refused(columns: int, rows: int, seconds: float) -> None:
+    size = columns * 32, rows * 32
+    try:
+        plan = make_plan(Request("a", size=size, duration=seconds), SPEC)
+    except RequestError as error:
+        assert error.field == "size"
+    else:
+        assert (plan.width, plan.height) == size and size[0] * size[1] <= SPEC.world.area_cap * 1.06

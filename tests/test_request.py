@@ -6,6 +6,8 @@ import json
 from dataclasses import fields
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from twinreel.errors import RequestError
 from twinreel.request import Keyframe, Reference, Request, check_request, parse_aspect
@@ -69,6 +71,29 @@ BAD = [
     (Request("a", shifts=(12.0,)), "shifts"),  # type: ignore[arg-type]
     (Request("a", shifts=(12.0, 0.0)), "shifts"),
     (Request("a", noise="random"), "noise"),
+    (Request("a", task=["t2va"]), "task"),  # type: ignore[arg-type]
+    (Request("a", aspect=["16:9"]), "aspect"),  # type: ignore[arg-type]
+    (Request("a", aspect="16:9\0"), "aspect"),
+    (Request("a", aspect="inf:inf"), "aspect"),
+    (Request("a", size=(64, 64, 64)), "size"),  # type: ignore[arg-type]
+    (Request("a", size=(10**400, 32)), "size"),
+    (Request("a", short_edge=10**400), "short_edge"),
+    (Request("a", duration=10**400), "duration"),
+    (Request("a", shifts=(10**400, 1)), "shifts"),
+    (Request("a", keyframes="x.png"), "keyframes"),  # type: ignore[arg-type]
+    (Request("a", references=IMAGE), "references"),  # type: ignore[arg-type]
+    (Request("a", keyframes=(Keyframe("x.png", 0.0),)), "keyframes[0].index"),  # type: ignore[arg-type]
+    (Request("a", keyframes=(Keyframe("x.png", False),)), "keyframes[0].index"),
+    (Request("a", keyframes=(Keyframe("x.png", 0, "crop"),)), "keyframes[0].fit"),
+    (Request("a", keyframes=(Keyframe("x\0.png"),)), "keyframes[0].image"),
+    (Request("a", keyframes=(Keyframe("\udfff.png"),)), "keyframes[0].image"),
+    (Request("a", keyframes=(Keyframe(" "),)), "keyframes[0].image"),
+    (Request("a", references=(Reference("image", "s3://bucket/x.png"),)), "references[0].source"),
+    (Request("a", references=(Reference("image", "tar:a.tar#x.png"),)), "references[0].source"),
+    (Request("a", references=(Reference("image", "ftp://a/x.png"),)), "references[0].source"),
+    (Request("a", references=(Reference("image", "https://a/x.png"),)), "references[0].source"),
+    (Request("a", references=(Reference("video", "x", end=10**400),)), "references[0].end"),
+    (Request("a", references=(Reference("video", "x", end=0),)), "references[0].end"),
 ]
 
 
@@ -106,7 +131,12 @@ def test_aspects() -> None:
 FULL = Request(
     prompt="a ball",
     task="ref2va",
-    references=(IMAGE, Reference("video", "y.mp4", 1.0, 4.5), Reference("video_audio", "z.mp4"), Reference("audio", "a.wav")),
+    references=(
+        IMAGE,
+        Reference("video", "y.mp4", 1.0, 4.5),
+        Reference("video_audio", "z.mp4"),
+        Reference("audio", "a.wav"),
+    ),
     duration=6.0,
     aspect="4:3",
     short_edge=512,
@@ -114,12 +144,13 @@ FULL = Request(
     seed=7,
     shifts=(10.0, 2.0),
     noise="sequential",
+    policy="forecast:balanced",
 )
 
 
 def test_json_round_trip_reaches_every_field() -> None:
     assert request_from_json(json.loads(json.dumps(request_to_json(FULL)))) == FULL
-    keyframes = Request("a", "fl2va", (Keyframe("x.png"), Keyframe("y.png", -1)), size=(96, 64))
+    keyframes = Request("a", "fl2va", (Keyframe("x.png"), Keyframe("y.png", -1, "stretch")), size=(96, 64))
     assert request_from_json(request_to_json(keyframes)) == keyframes
     changed = {f.name for f in fields(Request) if getattr(FULL, f.name) != getattr(Request("-"), f.name)}
     changed |= {f.name for f in fields(Request) if getattr(keyframes, f.name) != getattr(Request("-"), f.name)}
@@ -169,9 +200,49 @@ def test_the_published_examples_parse() -> None:
         ),
         ('{"prompt": "a", "flow_shift": 3}', "audio_flow_shift"),
         ("[" * 100_000, "request"),
+        ('{"prompt": "a", "seed": null}', "seed"),
+        ('{"prompt": "a", "seed": 1' + "0" * 5000 + "}", "request"),
+        ('{"prompt": "a", "num_inference_steps": 1e999}', "steps"),
+        ('{"seed": 1}', "prompt"),
+        ('{"prompt": "a", "num_frames": 81}', "num_frames"),
+        ('{"prompt": "a", "n": 2}', "n"),
+        ('{"prompt": "a", "quality": "hd"}', "quality"),
+        ('{"prompt": "a", "duration_seconds": 5}', "duration_seconds"),
+        ('{"prompt": "a", "\\ud800": 3}', r"'\ud800'"),
+        ('{"prompt": "a", "policy": 3}', "policy"),
+        (
+            '{"prompt": "a", "conditions": [{"role": "reference", "type": "image", "uri": "x\\u0000"}]}',
+            "conditions[0].uri",
+        ),
+        (
+            '{"prompt": "a", "conditions": [{"role": "keyframe", "type": "image", "uri": "x", "frame_index": 0.0}]}',
+            "conditions[0].frame_index",
+        ),
     ],
 )
 def test_json_is_refused_by_name(text: str, field: str) -> None:
     with pytest.raises(RequestError) as caught:
-        parse_json(text)
+        check_request(parse_json(text), SPEC)
+    str(caught.value).encode()  # printable whatever was given
     assert caught.value.field == field, caught.value
+
+
+def test_unknown_fields_are_pointed_at_the_nearest() -> None:
+    with pytest.raises(RequestError, match="did you mean num_inference_steps"):
+        request_from_json({"prompt": "a", "num_inference_step": 3})
+
+
+LISTS = st.lists(st.integers(), max_size=3)
+ODD = st.one_of(st.none(), st.booleans(), st.integers(), st.floats(), st.text(max_size=5), LISTS)
+
+
+@settings(max_examples=1500, deadline=None)
+@given(st.dictionaries(st.sampled_from([f.name for f in fields(Request)]), ODD, max_size=4))
+def test_nothing_of_a_wrong_type_passes_or_breaks(values: dict[str, object]) -> None:
+    request = Request(**({"prompt": "a"} | values))  # type: ignore[arg-type]
+    try:
+        check_request(request, SPEC)
+    except RequestError as error:
+        assert error.field.split("[")[0] in {f.name for f in fields(Request)} and len(str(error)) < 600
+    else:
+        assert type(request.seed) is int and type(request.steps) is int and isinstance(request.prompt, str)

@@ -5,6 +5,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from twinreel.parallel import Axis
 from twinreel.parallel.tiles import TileAxis, TileGrid, cross_fade, map_tiles, split_axis, split_canvas, stitch
 
 TILE, OVERLAP, UNIT = 256, 64, 16
@@ -79,7 +80,7 @@ def test_cutting_and_stitching_gives_the_canvas_back(tile_batch: int) -> None:
         calls.append(tile.shape[0] // 2)
         return tile.clone()
 
-    canvas = stitch(map_tiles(same, source, grid, tile_batch), grid)
+    canvas = stitch(map_tiles(same, lambda _: source, 1, grid, tile_batch, Axis("tiles")), grid)
     torch.testing.assert_close(canvas, source)
     assert sum(calls) == 6 and calls[0] == min(tile_batch, 6)
     assert all(call == tile_batch for call in calls[:-1])

@@ -16,10 +16,12 @@ if TYPE_CHECKING:
     from .engine import Engine
     from .media_out import Media
     from .output import OutputOptions
+    from .serve.client import Client
     from .sources import Clip, Picture, Sound
 
 __version__ = "0.1.0"
 _LAZY = {
+    "Client": "serve.client",
     "Engine": "engine",
     "Media": "media_out",
     "OutputOptions": "output",
@@ -30,6 +32,7 @@ _LAZY = {
 __all__ = [
     "Cancelled",
     "CheckpointError",
+    "Client",
     "Clip",
     "ConfigError",
     "Engine",

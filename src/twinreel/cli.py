@@ -1,21 +1,30 @@
-"""The command line: `generate`, `verify`, `doctor`.
+"""The command line: `generate`, `decode`, `plan`, `verify`, `doctor`, `compare`, `validate`.
 
 Exit codes: 0, 2 for the person's request (bad flags included), 3 for the operator's configuration, 4 for the weights,
-1 for the rest. Results go to stdout, progress and errors to stderr; with `--json` stdout gets exactly one line.
+5 when a file was written whose sound is at fault, 130 and 143 after Ctrl-C and SIGTERM, 1 for the rest. Results go to
+stdout, progress and errors to stderr; with `--json` stdout gets exactly one line.
 """
 
 from __future__ import annotations
 
 import json
+import signal
 import sys
 import traceback
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from .errors import Cancelled, RequestError, TwinreelError
 
 if TYPE_CHECKING:
-    from .flags import Doctor, Generate, ReportFlags, Verify
+    from .engine import Engine
+    from .flags import Decode, Doctor, EngineFlags, Generate, Plan, ReportFlags, Verify
+    from .tool_flags import Compare, Validate
+    from .watch import Event, Watch
+
+STOPPED = 128  # plus the signal's number, as shells count
+FAULTY = 5
 
 STAND_IN = (
     "no --model: using a miniature with random weights. It runs the whole program, but what comes out is noise, "
@@ -25,15 +34,29 @@ STAND_IN = (
 
 def main(words: Sequence[str] | None = None) -> int:
     """Run one command and return its exit code; `words` is the command line without the program's name."""
-    from .flags import Doctor, Generate, parse
+    from .flags import Decode, Doctor, Generate, Plan, parse
+    from .serve.flags import COMMANDS as SERVE
+    from .serve.flags import Serve
+    from .tool_flags import COMMANDS, Compare, Validate
 
-    command = parse(words)
+    command = parse(words, (*COMMANDS, *SERVE))
     try:
         if isinstance(command, Generate):
             return generate(command)
+        if isinstance(command, Decode):
+            return decode(command)
+        if isinstance(command, Plan):
+            return plan(command)
+        if isinstance(command, Compare | Validate):
+            return judge(command)
+        if isinstance(command, Serve):
+            from .serve.commands import serve
+
+            return serve(command)
         return doctor(command) if isinstance(command, Doctor) else verify(command)
-    except KeyboardInterrupt:
-        return complain("Interrupted", "stopped by the keyboard", 1, command.report)
+    except KeyboardInterrupt as error:
+        text = with_notes("stopped by the keyboard", error)
+        return complain("Interrupted", text, STOPPED + signal.SIGINT, command.report)
     except Exception as error:  # the edge of the process: whatever it was ends here as a message and an exit code
         if command.report.traceback:
             traceback.print_exc()
@@ -41,17 +64,27 @@ def main(words: Sequence[str] | None = None) -> int:
 
 
 def exit_code(error: BaseException) -> int:
-    """2, 3 or 4 for the three errors a person can meet, 1 for anything else."""
+    """2, 3 or 4 for the three errors a person can meet, 128 and the signal for a run that one stopped, otherwise 1."""
+    if isinstance(error, Cancelled) and error.signal is not None:
+        return STOPPED + error.signal
     return error.exit_code if isinstance(error, TwinreelError) else 1
 
 
 def message(error: BaseException) -> str:
-    """What to tell a person about `error`."""
+    """What to tell a person about `error`, with the notes it has collected on its way."""
     if isinstance(error, TwinreelError):
-        return str(error)
+        return with_notes(str(error), error)
     if isinstance(error, Cancelled):
-        return "the request was cancelled"
-    return f"unexpected {type(error).__name__}: {error} (run again with --traceback to see where)"
+        by = f" by {signal.Signals(error.signal).name}" if error.signal else ""
+        return with_notes(f"the request was cancelled{by}", error)
+    if isinstance(error, OSError):
+        return with_notes(f"the file could not be written or read: {error}", error)
+    return with_notes(f"unexpected {type(error).__name__}: {error} (run again with --traceback to see where)", error)
+
+
+def with_notes(text: str, error: BaseException) -> str:
+    """`text` and below it the notes of `error`, such as where latents are kept."""
+    return "\n".join([text, *getattr(error, "__notes__", ())])
 
 
 def complain(kind: str, text: str, code: int, report: ReportFlags, error: BaseException | None = None) -> int:
@@ -70,25 +103,110 @@ def put(result: dict[str, Any]) -> None:
 
 def generate(command: Generate) -> int:
     """`twinreel generate`: settle everything that needs no weights, run, then say where the file is."""
-    from .output import OutputOptions, check_output
-    from .progress import progress
+    from .output import check_output, sidecar_path
 
+    if command.server is not None:
+        return generate_there(command)
     request = command.request.build()
-    config = command.engine.build()
-    output = OutputOptions(crf=command.crf, preset=command.preset)
-    check_output(command.output, output)  # before a model is looked for: a slip of the pen is answered at once
-    from .engine import Engine
+    command.engine.build()
+    output = command.writing.build()
+    target = check_output(command.output, output)  # before a model is looked for: a slip is answered at once
+    asked = command.request.request
+    if asked is not None and asked.absolute() == sidecar_path(target):
+        raise RequestError("output", f"the report beside {target.name} would replace {asked}; name another output")
+    trace = None
+    if command.trace is not None:
+        from .tools.trace import Trace
 
+        trace = Trace(command.trace, command.trace_every_step)
+    with running(command.engine, command.report) as (engine, watch):
+        report = engine.render(request, command.output, output, watch, trace)
+    if trace is not None:
+        trace.finish(report)
+    return tell(report, command.report)
+
+
+def generate_there(command: Generate) -> int:
+    """`twinreel generate --server`: the same request, run by a server."""
+    from .serve.commands import generate as run
+
+    job = run(command)
+    warn(job)
+    if command.report.json:
+        put({"ok": True, "output": str(command.output.absolute()), "job": job})
+    else:
+        print(f"{command.output}: {job['size']}, {job['seconds']} s, seed {job['seed']}, made in {job['took']:.1f} s")
+    return 0
+
+
+def decode(command: Decode) -> int:
+    """`twinreel decode`: the file of an interrupted run, from its latents."""
+    from .output import check_output
+
+    output = command.writing.build()
+    command.engine.build()
+    if not command.latents.is_file():
+        raise RequestError("latents", f"{command.latents} is no file; its name ends in .latents.safetensors")
+    check_output(command.target, output, command.latents)
+    with running(command.engine, command.report) as (engine, watch):
+        report = engine.decode(command.latents, command.target, output, watch)
+    return tell(report, command.report)
+
+
+@contextmanager
+def running(flags: EngineFlags, report: ReportFlags) -> Iterator[tuple[Engine, Watch]]:
+    """An engine, and the watch of its run: it shows progress, and hears signals."""
+    from .engine import Engine
+    from .progress import progress
+    from .stopping import Stopping
+
+    config = flags.build()
     if config.model is None and not config.components:
         print(f"twinreel: {STAND_IN}", file=sys.stderr)
     engine = Engine(config)
-    with progress(command.report.quiet) as watch:
-        report = engine.render(request, command.output, output, watch)
-    if command.report.json:
-        put({"ok": True} | result(report))
+    with Stopping(engine.cancel) as stopping, progress(report.quiet) as show:
+
+        def watch(event: Event) -> None:
+            show(event)
+            stopping.heard()
+
+        yield engine, watch
+
+
+def tell(report: dict[str, Any], how: ReportFlags) -> int:
+    """Where the file is and what is wrong with it; the exit code."""
+    warn(report["plan"])
+    warn(report)
+    warn({"warnings": [report["policy"]["warning"]]} if "warning" in report.get("policy", {}) else {})
+    faults = report.get("faults", [])
+    for retry in report.get("decode", {}).get("retries", ()):
+        print(f"twinreel: out of memory at {retry['at']}, decoded {retry['then']}", file=sys.stderr)
+    for fault in faults:
+        print(f"twinreel: {fault}; the latents are kept in {report['latents']}", file=sys.stderr)
+    if how.json:
+        put({"ok": not faults} | result(report))
     else:
         print(summary(report))
+    return FAULTY if faults else 0
+
+
+def plan(command: Plan) -> int:
+    """`twinreel plan`: sizes, rows and predicted memory of a request. Loads no weight and no torch."""
+    from .planner import in_words, plan_request
+
+    facts = plan_request(command.request.build(), command.engine.build())
+    warn(facts)
+    if command.report.json:
+        put({"ok": True, **facts})
+    else:
+        show(in_words(facts))
     return 0
+
+
+def warn(facts: dict[str, Any]) -> None:
+    """What is legal but probably not meant, on stderr."""
+    for warning in facts.get("warnings", ()):
+        print(f"twinreel: warning: {warning}", file=sys.stderr)
 
 
 def result(report: dict[str, Any]) -> dict[str, Any]:
@@ -96,7 +214,8 @@ def result(report: dict[str, Any]) -> dict[str, Any]:
     plan = report["plan"]
     chosen = {name: plan[name] for name in ("task", "canvas", "frames", "seconds", "steps", "calls", "seed")}
     timed = {name: round(record["seconds"], 3) for name, record in report["stages"].items()}
-    return {"output": report["path"], **chosen, "sha256": report["sha256"], "stages": timed}
+    more = {name: report[name] for name in ("written", "faults", "latents") if report.get(name)}
+    return {"output": report["path"], **chosen, **more, "sha256": report["sha256"], "stages": timed}
 
 
 def summary(report: dict[str, Any]) -> str:
@@ -109,11 +228,18 @@ def summary(report: dict[str, Any]) -> str:
     facts = [
         size,
         f"{plan['frames']} frames ({plan['seconds']:.2f} s)",
-        f"{plan['steps']} steps = {plan['calls']} calls",
+        f"{plan['steps']} steps = {plan['calls']} calls" + skipped(report),
         f"seed {plan['seed']}",
         f"made in {spoken(spent)}",
     ]
     return f"{report['path']}: {', '.join(facts)}"
+
+
+def skipped(report: dict[str, Any]) -> str:
+    """`, 24 of them made (forecast:balanced)` where a step policy left some out."""
+    policy, calls = report.get("policy", {}), report["plan"]["calls"]
+    made = policy.get("calls", calls)
+    return "" if made == calls else f", {made} of them made ({policy.get('options', policy.get('name'))})"
 
 
 def verify(command: Verify) -> int:
@@ -126,6 +252,19 @@ def verify(command: Verify) -> int:
     else:
         show(result)
     return 0
+
+
+def judge(command: Compare | Validate) -> int:
+    """`twinreel compare` and `twinreel validate`: figures and, of the latter, a verdict (exit code 1 for `apart`)."""
+    from .tool_flags import Compare
+    from .tools.commands import run_compare, run_validate
+
+    outcome = run_compare(command) if isinstance(command, Compare) else run_validate(command)
+    if command.report.json:
+        put({"ok": not outcome.code, **outcome.result})
+    else:
+        print(outcome.text)
+    return outcome.code
 
 
 def doctor(command: Doctor) -> int:

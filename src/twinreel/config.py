@@ -14,6 +14,8 @@ if TYPE_CHECKING:
 PRECISIONS = ("auto", "bf16", "fp32")
 VAE_ENCODES = ("fp32", "tf32")
 RESIDENCIES = ("auto", "all", "stages")
+ADALNS = ("auto", "live", "precompute")
+RESIDENT_SHARE = 0.8  # of the free device memory may be weights before `auto` drops parts between stages
 COMPONENTS = ("transformer", "transformer_ref", "text_encoder", "tokenizer", "processor", "video_vae", "audio_vae")
 
 
@@ -28,8 +30,14 @@ class EngineConfig:
         precision: of the DiT and the conditioner: `auto` is bf16 on CUDA and fp32 on CPU. fp32 islands stay fp32.
         vae_encode: `fp32`, or `tf32` (CUDA only, faster, not exact).
         residency: `all` keeps every part loaded; `stages` drops a stage's parts after it; `auto` looks at free memory.
-        ops: name of the ops table, or `auto`.
+        ops: name of the ops table, or `auto`: Triton kernels on CUDA, plain PyTorch elsewhere.
+        attention: `fa3`, `fa4`, `cudnn`, `flash`, `sdpa`, `math`, or `auto`: the fastest that works on this device.
+        adaln: `live` keeps the projections that turn timesteps into modulation (two fifths of the DiT) loaded;
+            `precompute` reads them once for each schedule and keeps tables, same bits; `auto` is `precompute` where
+            parts leave the device between stages, otherwise `live`.
         threads: CPU threads; None keeps PyTorch's own count. More or fewer threads may change bits.
+        allow_remote: fetch media from http(s) addresses. Whoever sends requests can then make this machine ask any
+            address that it can reach.
     """
 
     model: str | None = None
@@ -39,30 +47,46 @@ class EngineConfig:
     vae_encode: str = "fp32"
     residency: str = "auto"
     ops: str = "auto"
+    attention: str = "auto"
+    adaln: str = "auto"
     threads: int | None = None
+    allow_remote: bool = False
 
 
 @dataclass(frozen=True)
 class Choices:
-    """An `EngineConfig` with every `auto` resolved on this machine."""
+    """An `EngineConfig` with every `auto` resolved on this machine.
+
+    `tile_batch` is how many tiles of the video VAE's decoder share a call: a constant of the machine kind, since another
+    number rounds differently.
+    """
 
     device: torch.device
     dtype: torch.dtype
     vae_compute: torch.dtype
+    tile_batch: int
     tf32_encode: bool
     ops: Any
+    adaln: str
     threads: int
     why: Mapping[str, str]
+    allow_remote: bool = False
 
 
 def check_config(config: EngineConfig) -> None:
     """Refuse what no machine could run. Raises ConfigError; imports no torch."""
     if config.precision in ("fp16", "float16", "half"):
-        raise ConfigError("precision: fp16 is refused: the DiT's residual passes 65,504, fp16's largest; use bf16 or fp32")
-    for name, allowed in (("precision", PRECISIONS), ("vae_encode", VAE_ENCODES), ("residency", RESIDENCIES)):
+        raise ConfigError(
+            "precision: fp16 is refused: the DiT's residual passes 65,504, fp16's largest; use bf16 or fp32"
+        )
+    for name, allowed in (
+        ("precision", PRECISIONS), ("vae_encode", VAE_ENCODES), ("residency", RESIDENCIES), ("adaln", ADALNS)
+    ):  # fmt: skip
         value = getattr(config, name)
         if value not in allowed:
             raise ConfigError(f"{name}: got {value!r}; use {', '.join(allowed)}")
+    if not isinstance(config.allow_remote, bool):
+        raise ConfigError(f"allow_remote: got {config.allow_remote!r}; use True or False")
     for name in config.components:
         if name not in COMPONENTS:
             raise ConfigError(f"components: got {name!r}; use {', '.join(COMPONENTS)}")
@@ -70,8 +94,11 @@ def check_config(config: EngineConfig) -> None:
         raise ConfigError(f"threads: got {config.threads!r}; from 1 to 1024, or leave it out")
 
 
-def resolve(config: EngineConfig) -> Choices:
-    """Settle every `auto` for this machine. Raises ConfigError for what it cannot do; loads no weight."""
+def resolve(config: EngineConfig, head_dim: int = 128) -> Choices:
+    """Settle every `auto` for this machine. Raises ConfigError for what it cannot do; loads no weight.
+
+    `head_dim` is the DiT's: not every attention kernel takes every size.
+    """
     import torch
 
     from . import ops
@@ -84,13 +111,13 @@ def resolve(config: EngineConfig) -> Choices:
     names = {"bf16": torch.bfloat16, "fp32": torch.float32}
     dtype = names.get(config.precision) or (torch.bfloat16 if cuda else torch.float32)
     try:
-        table = ops.select(config.ops, device.type)
+        table = ops.select(config.ops, device, config.attention, dtype=dtype, head_dim=head_dim)
     except ValueError as error:
-        raise ConfigError(f"ops: {error}") from None
+        raise ConfigError(str(error)) from None
     why = {
         "device": "asked for" if config.device != "auto" else f"CUDA is {'' if cuda else 'not '}available",
         "precision": "asked for" if config.precision != "auto" else f"auto on {device.type}",
-        "ops": "asked for" if config.ops != "auto" else f"auto on {device.type}",
+        **table.why,
         "vae_decode": "the released recipe: fp16 products over fp32 weights" if cuda else "fp32 on CPU",
         "threads": "asked for" if config.threads is not None else "PyTorch's own count",
     }
@@ -98,10 +125,13 @@ def resolve(config: EngineConfig) -> Choices:
         device=device,
         dtype=dtype,
         vae_compute=torch.float16 if cuda else torch.float32,
+        tile_batch=4 if cuda else 1,
         tf32_encode=config.vae_encode == "tf32",
         ops=table,
+        adaln=config.adaln,
         threads=config.threads or torch.get_num_threads(),
         why=why,
+        allow_remote=config.allow_remote,
     )
 
 

@@ -2,289 +2,232 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from fractions import Fraction
 from typing import Any
 
-import numpy as np
-from numpy.typing import NDArray
-
 from .addresses import Opened
 from .errors import RequestError
-from .slots import FrameSlots, Window
+from .footage import MOST_PIXELS, Footage, check_frame_size
+from .slots import Window
+from .soundtrack import SLACK, Soundtrack
 from .sources import Clip, Sound
 from .spec import FPS, Spec
+from .whole import check_length, check_size, doubt
 
-SLACK = Fraction(1, 200)  # seconds that a frame of sound may lie off its neighbour: timestamps of some files are coarse
-PATIENCE = 10  # seconds past the limit after which a soundtrack that is still missing is taken to have ended
-HD_HEIGHT = 720  # untagged video from this height on is BT.709 by convention, below it BT.601
+PATIENCE = 10  # seconds past the limit after which a stream that is still missing is taken to have ended
+SEEK_FROM = 3  # seconds: an earlier `start` is reached sooner by decoding up to it
+BACKS = (1, 12)  # seconds before `start` at which reading begins, the second when the first lands too late
+# These find a place by an index or by exact numbers in the data; the others are read from the beginning.
+SEEKABLE = {"mp4", "matroska", "mpegts", "wav", "aiff", "flac", "ogg", "avi"}
 
 
 def read_clip(opened: Opened, field: str, spec: Spec, window: Window) -> Clip:
     """Frames and soundtrack of a media file; see `media_in.read_source`."""
-    with _container(opened, field) as container:
-        videos = [s for s in container.streams.video if not _is_attached_picture(s)]
-        if not videos:
-            raise RequestError(
-                field, f"{opened.label} is {opened.what} without pictures ({_found(container)}); use kind audio"
-            )
-        frames = _Frames(videos[0], field, spec, window)
-        audio = container.streams.audio[0] if container.streams.audio else None
-        samples = None if audio is None else _Samples(audio, field, window, alone=False)
-        readers: dict[int, Any] = {videos[0].index: frames}
-        if audio is not None:
-            readers[audio.index] = samples
-        _refuse_truncated(opened, field, container)
-        for packet in container.demux([s for s in (videos[0], audio) if s is not None]):
-            _take(packet, readers[packet.stream.index], opened, field)
-            if samples is not None:
-                samples.zero = frames.zero
-            if all(reader.done for reader in readers.values()) or (frames.done and _is_late(packet, frames, window)):
-                break
-        if frames.slots is None or frames.zero is None:
-            raise RequestError(field, f"{opened.label} is {opened.what} without a frame that decodes; save it again")
-        frames.close()
-        pixels, slots = frames.slots.frames(), frames.slots
-        notes = frames.notes + slots.notes
-        if samples is None:
-            return Clip(pixels, float(FPS), None, slots.cut, notes)
-        sound = samples.sound(frames.zero)
-        if sound is None:
-            return Clip(pixels, float(FPS), None, slots.cut, (*notes, f"{field}: its soundtrack holds no samples here"))
-        return Clip(pixels, float(FPS), sound, slots.cut, notes)
+    for back in _backs(opened, window):
+        with _container(opened, field) as container:
+            video = _video_of(container, opened, field)
+            audio = container.streams.audio[0] if container.streams.audio else None
+            footage = Footage(video, field, spec, window, by_packets=opened.demuxer == "avi")
+            sound = None if audio is None else Soundtrack(audio, field, window, alone=False)
+            readers: dict[int, Any] = {video.index: footage}
+            if audio is not None:
+                readers[audio.index] = sound
+            # with frames out of order a seek in an AVI cannot tell which place the first one has
+            back = None if opened.demuxer == "avi" and video.codec_context.has_b_frames else back
+            reading = _Reading(container, opened, field, window, readers)
+            if reading.run(back):
+                return _clip(reading, footage, sound)
+    raise AssertionError("the last attempt reads from the beginning")
+
+
+def _clip(reading: _Reading, footage: Footage, sound: Soundtrack | None) -> Clip:
+    opened, field = reading.opened, reading.field
+    if footage.slots is None or footage.zero is None:
+        raise RequestError(field, f"{opened.label} is {opened.what} without a frame that decodes; save it again")
+    footage.close()
+    pixels, slots = footage.slots.frames(), footage.slots
+    notes = reading.notes + footage.notes + slots.notes
+    track = None if sound is None else sound.sound(footage.zero)
+    if sound is not None and track is None:
+        notes += (f"{field}: its soundtrack holds no samples here",)
+    return Clip(pixels, float(FPS), track, slots.cut, notes)
 
 
 def read_sound(opened: Opened, field: str, window: Window) -> Sound:
     """The first sound of a media file; see `media_in.read_source`."""
-    with _container(opened, field) as container:
-        if not container.streams.audio:
-            raise RequestError(
-                field, f"{opened.label} is {opened.what} without sound ({_found(container)}); give one with sound"
-            )
-        samples = _Samples(container.streams.audio[0], field, window, alone=True)
-        _refuse_truncated(opened, field, container)
-        for packet in container.demux(container.streams.audio[0]):
-            _take(packet, samples, opened, field)
-            if samples.done:
-                break
-        sound = None if samples.first is None else samples.sound(samples.first)
-        if sound is None:
-            raise window.refuse_late_start(field, float(samples.end - (samples.first or 0)))
-        return sound
-
-
-class _Frames:
-    """Decoded pictures on their way to the slots."""
-
-    def __init__(self, stream: Any, field: str, spec: Spec, window: Window) -> None:
-        from av.video.reformatter import VideoReformatter
-
-        self.stream, self.field, self.spec, self.window = stream, field, spec, window
-        self.slots: FrameSlots | None = None
-        self.zero: Fraction | None = None
-        self.notes: tuple[str, ...] = ()
-        self._end = Fraction(0)
-        self._matrix = (1, 0, 0, 1)
-        self._reformat = VideoReformatter().reformat
-
-    @property
-    def done(self) -> bool:
-        return self.slots is not None and self.slots.full
-
-    def take(self, frame: Any) -> None:
-        time = self._end if frame.pts is None else frame.pts * frame.time_base
-        if self.slots is None:
-            self.zero, self.slots = time, self._open_slots(frame)
-        rate = self.stream.average_rate or self.stream.guessed_rate or FPS
-        self._end = time + (frame.duration * frame.time_base if frame.duration else 1 / Fraction(rate))
-        self.slots.put((time - (self.zero or 0)) * FPS, lambda: upright(self._rgb(frame), self._matrix))
-
-    def close(self) -> None:
-        assert self.slots is not None and self.zero is not None
-        self.slots.close((self._end - self.zero) * FPS)
-
-    def _open_slots(self, frame: Any) -> FrameSlots:
-        side_data = frame.side_data.get("DISPLAYMATRIX")
-        if side_data is not None:
-            m = np.frombuffer(side_data, "<i4")
-            self._matrix = (int(m[0]), int(m[1]), int(m[3]), int(m[4]))
-        aspect = Fraction(self.stream.sample_aspect_ratio or 1)
-        width, height = frame.width, frame.height
-        if _swaps_axes(self._matrix):
-            width, height, aspect = height, width, 1 / aspect
-        return FrameSlots(width, height, self.field, self.spec, self.window, pixel_aspect=aspect)
-
-    def _rgb(self, frame: Any) -> NDArray[np.uint8]:
-        from av.video.reformatter import ColorRange, Colorspace, Interpolation
-
-        known = {int(space): space for space in Colorspace}
-        fallback = Colorspace.ITU709 if frame.height >= HD_HEIGHT else Colorspace.ITU601
-        # full chroma and accurate rounding: the short-cut kernels are off by up to two levels on flat colours
-        quality = Interpolation.BICUBIC | Interpolation.ACCURATE_RND | Interpolation.FULL_CHR_H_INT
-        full = frame.color_range == ColorRange.JPEG or frame.format.name.startswith("yuvj")
-        image = self._reformat(
-            frame,
-            format="rgb24",
-            src_colorspace=known.get(int(frame.colorspace), fallback),
-            src_color_range=ColorRange.JPEG if full else ColorRange.MPEG,
-            dst_color_range=ColorRange.JPEG,
-            interpolation=quality,
-            threads=1,
-        )
-        return np.asarray(image.to_ndarray(), np.uint8)
-
-
-class _Samples:
-    """Decoded sound, kept with its times until its zero is known: its own start, or the picture's unless `alone`."""
-
-    def __init__(self, stream: Any, field: str, window: Window, alone: bool) -> None:
-        self.stream, self.field, self.window, self.alone = stream, field, window, alone
-        self.zero: Fraction | None = None
-        self.first: Fraction | None = None
-        self.end = Fraction(0)
-        self.done = False
-        self._rate = 0
-        self._pieces: list[tuple[Fraction, NDArray[np.float32]]] = []
-
-    def take(self, frame: Any) -> None:
-        time = self.end if frame.pts is None else frame.pts * frame.time_base
-        samples = self._without_padding(time, samples_of(frame), frame.sample_rate)
-        if samples.shape[0] > 2:
-            raise RequestError(self.field, f"has {samples.shape[0]} channels of sound; mix it down to mono or stereo")
-        self._rate = self._rate or frame.sample_rate
-        if frame.sample_rate != self._rate or (self._pieces and samples.shape[0] != self._pieces[0][1].shape[0]):
-            raise RequestError(self.field, "changes its sample rate or channels midway; convert it to one format")
-        self.first = time if self.first is None else self.first
-        if self.alone:
-            self.zero = self.first
-        self.end = time + Fraction(samples.shape[1], self._rate)
-        begin = None if self.zero is None else self.zero + self.window.first
-        if begin is None or self.end > begin:
-            self._pieces.append((time, samples))
-        if begin is not None:
-            # a little more than needed decides whether anything was cut
-            most = Fraction(self.window.most_samples(self._rate), self._rate)
-            self.done = self.end > begin + most + Fraction(1, 10)
-
-    def _without_padding(self, time: Fraction, samples: NDArray[np.float32], rate: int) -> NDArray[np.float32]:
-        """Drop what an encoder added to fill its last block, as an MP4's declared length tells."""
-        if self.stream.duration is None or "mp4" not in self.stream.container.format.name:
-            return samples
-        end = ((self.stream.start_time or 0) + self.stream.duration) * self.stream.time_base
-        left = round((end - time) * rate)
-        return samples[:, :left] if 0 < left < samples.shape[1] else samples
-
-    def sound(self, zero: Fraction) -> Sound | None:
-        """The asked part, its sample 0 at `zero` plus the window's start; gaps are silence. None without samples."""
-        if not self._pieces:
-            return None
-        rate, slack = self._rate, int(SLACK * self._rate)
-        first, most = self.window.first_sample(rate), self.window.most_samples(rate)
-        parts, filled, cursor, expected = [], 0, 0, None
-        for time, samples in self._pieces:
-            at = round((time - zero) * rate) - first
-            if expected is not None and abs(at - expected) <= slack:
-                at = expected
-            expected = at + samples.shape[1]
-            if expected <= cursor:
+    for back in _backs(opened, window):
+        with _container(opened, field) as container:
+            if not container.streams.audio:
+                found = f"{opened.label} is {opened.what} without sound ({_found(container)})"
+                raise RequestError(field, f"{found}; give one with sound")
+            stream = container.streams.audio[0]
+            samples = Soundtrack(stream, field, window, alone=True)
+            reading = _Reading(container, opened, field, window, {stream.index: samples})
+            if not reading.run(back):
                 continue
-            if at > cursor:
-                parts.append(np.zeros((samples.shape[0], min(at, most) - min(cursor, most)), np.float32))
-                filled += parts[-1].shape[1]
-            parts.append(samples[:, max(0, cursor - at) :])
-            cursor = expected
-        if not parts:
-            return None
-        whole = np.concatenate(parts, axis=1)[:, :most]
-        if whole.shape[1] == 0 or filled >= whole.shape[1]:
-            return None
-        over = cursor > most and self.window.bounded_by_limit(rate)
-        notes: tuple[str, ...] = ()
-        if filled:
-            notes = (f"{self.field}: {filled / rate:.3f} s of silence filled in its sound",)
-        notes += self.window.sound_notes(self.field, whole.shape[1], rate, over)
-        return Sound(np.ascontiguousarray(whole), rate, over, notes)
+            sound = None if samples.first is None else samples.sound(samples.first)
+            if sound is None:
+                raise window.refuse_late_start(field, float(samples.end - (samples.first or 0)))
+            return Sound(sound.samples, sound.rate, sound.cut, reading.notes + sound.notes)
+    raise AssertionError("the last attempt reads from the beginning")
 
 
-def samples_of(frame: Any) -> NDArray[np.float32]:
-    """float32 `[c, n]` in [-1, 1] of a decoded frame of any sample format; integers are divided by their full scale."""
-    data = frame.to_ndarray()
-    if frame.format.is_packed:
-        data = data.reshape(-1, len(frame.layout.channels)).T
-    if data.dtype == np.uint8:
-        return (data.astype(np.float32) - 128.0) / 128.0
-    if np.issubdtype(data.dtype, np.integer):
-        return (data / -float(np.iinfo(data.dtype).min)).astype(np.float32)
-    return data.astype(np.float32)
+class _Reading:
+    """One walk over a file's packets, from the beginning or from shortly before `start`."""
+
+    def __init__(self, container: Any, opened: Opened, field: str, window: Window, readers: Mapping[int, Any]) -> None:
+        from av.stream import Discard
+
+        self.container, self.opened, self.field, self.window = container, opened, field, window
+        self.readers = readers
+        self.notes: tuple[str, ...] = ()
+        self._lead = next(iter(readers.values()))
+        self._undecoded = 0
+        # a WAV from a pipe declares no end, and its last block is short
+        self._open_end = not check_size(opened, field) and opened.demuxer == "wav"
+        for stream in container.streams:
+            if stream.index not in readers:
+                stream.discard = Discard.all
+            elif stream.codec_context is None:
+                raise _unknown_codec(opened, field)
+
+    def run(self, back: int | None) -> bool:
+        """Read what is asked for. False when a seek to `back` seconds before `start` landed too late."""
+        if back is not None:
+            self._until(lambda: self._lead.zero is not None)
+            if self._lead.zero is None or not self._seek(self._lead.zero + self.window.first - back):
+                return False
+        ended = self._until(lambda: all(reader.done for reader in self.readers.values()))
+        if back is not None:
+            return not any(self._landed_late(reader) for reader in self.readers.values())
+        if ended:
+            self._check_end()
+        if self._undecoded:
+            self.notes += (f"{self.field}: its first {self._undecoded} packets do not decode and are left out",)
+        return True
+
+    def _until(self, enough: Any) -> bool:
+        """Take packets until `enough()`; True when the file ended first."""
+        streams = [stream for stream in self.container.streams if stream.index in self.readers]
+        for packet in self.container.demux(streams):
+            # an empty packet in the middle (AVI's "show the last frame again") would end the decoder
+            if (packet.size or packet.dts is None) and self.readers[packet.stream.index].wants(packet):
+                self._take(packet, self.readers[packet.stream.index])
+            if enough() or self._is_past(packet):
+                return False
+        return True
+
+    def _take(self, packet: Any, reader: Any) -> None:
+        import av
+
+        if packet.is_corrupt and not self._open_end:
+            self._refuse("with a broken packet")
+        try:
+            frames = packet.decode()
+        except av.FFmpegError as error:
+            # a recording may begin in the middle of a group of pictures
+            if reader.landed is not None or not packet.size:
+                self._refuse(f"that does not decode ({error.strerror})", reader)
+            self._undecoded += 1
+            return
+        for frame in frames:
+            if frame.is_corrupt:
+                self._refuse("with a broken frame", reader)
+            reader.take(frame)
+            if reader is not self._lead:
+                continue
+            for other in self.readers.values():
+                other.zero = reader.zero
+
+    def _refuse(self, what: str, reader: Any = None) -> None:
+        at = ""
+        if reader is not None and reader.zero is not None:
+            at = f" at {float(reader.end - reader.zero):.2f} s"
+        raise RequestError(
+            self.field,
+            f"{self.opened.label} is {self.opened.what} {what}{at}; if truncated, copy it again, or give an end before",
+        )
+
+    def _is_past(self, packet: Any) -> bool:
+        if packet.dts is None or self._lead.zero is None:
+            return False
+        limit = self.window.first + Fraction(self.window.asked_frames, FPS) + PATIENCE
+        return bool(packet.dts * packet.time_base - self._lead.zero > limit)
+
+    def _seek(self, target: Fraction) -> bool:
+        import av
+
+        stream = self.container.streams[next(iter(self.readers))]
+        try:
+            self.container.seek(int(target / stream.time_base), stream=stream)
+        except av.FFmpegError:
+            return False
+        for reader in self.readers.values():
+            reader.restart()
+        return True
+
+    def _landed_late(self, reader: Any) -> bool:
+        return reader.landed is None or bool(reader.landed > self._lead.zero + self.window.first + SLACK)
+
+    def _check_end(self) -> None:
+        duration = self.container.duration
+        all_read = len(self.container.streams) == len(self.readers)
+        if duration is not None and all_read and self._lead.landed is not None:
+            found = float(max(reader.end for reader in self.readers.values()))
+            check_length(self.opened, self.field, duration / 1e6, found)
+        words = doubt(self.opened)
+        if words is not None:
+            self.notes += (f"{self.field}: {words}",)
 
 
-def upright(pixels: NDArray[np.uint8], matrix: tuple[int, int, int, int]) -> NDArray[np.uint8]:
-    """`pixels` under the display matrix (a, b, c, d), which shows (x, y) at (ax + cy, bx + dy): turns and flips."""
-    a, b, c, d = matrix
-    if _swaps_axes(matrix):
-        pixels, a, d = pixels.transpose(1, 0, 2), c, b
-    return pixels[:: -1 if d < 0 else 1, :: -1 if a < 0 else 1]
-
-
-def _swaps_axes(matrix: tuple[int, int, int, int]) -> bool:
-    return abs(matrix[1]) > abs(matrix[0])
+def _backs(opened: Opened, window: Window) -> tuple[int | None, ...]:
+    """How many seconds before `start` to begin, attempt by attempt; None is the file's beginning."""
+    if window.first < SEEK_FROM or opened.demuxer not in SEEKABLE:
+        return (None,)
+    return *(back for back in BACKS if back < window.first), None
 
 
 @contextmanager
 def _container(opened: Opened, field: str) -> Iterator[Any]:
     import av
 
+    # no demuxer may open a second file, and no header may ask for a frame that fills the memory
+    options = {"protocol_whitelist": "none", "max_pixels": str(MOST_PIXELS)}
+    opened.stream.seek(0)
     try:
-        with av.open(opened.stream, format=opened.demuxer, metadata_errors="replace") as container:
+        with av.open(opened.stream, format=opened.demuxer, options=options, metadata_errors="replace") as container:
             yield container
-    except av.FFmpegError as error:
+    except (av.FFmpegError, OSError, MemoryError) as error:
+        words = getattr(error, "strerror", None) or str(error)
         raise RequestError(
-            field, f"{opened.label} is {opened.what} that cannot be read ({error.strerror}); copy it again"
+            field, f"{opened.label} is {opened.what} that cannot be read ({words}); copy it again"
         ) from None
 
 
-def _take(packet: Any, reader: Any, opened: Opened, field: str) -> None:
-    if reader.done:
-        return
-    if packet.is_corrupt:
-        raise RequestError(field, f"{opened.label} is {opened.what} with a broken packet; if truncated, copy it again")
-    for frame in packet.decode():
-        reader.take(frame)
-        if reader.done:
-            return
-
-
-def _is_late(packet: Any, frames: _Frames, window: Window) -> bool:
-    if packet.dts is None or frames.zero is None:
-        return False
-    return packet.dts * packet.time_base - frames.zero > window.first + Fraction(window.max_frames, FPS) + PATIENCE
-
-
-def _is_attached_picture(stream: Any) -> bool:
+def _video_of(container: Any, opened: Opened, field: str) -> Any:
     from av.stream import Disposition
 
-    return bool(stream.disposition & Disposition.attached_pic)
+    # the cover of an album is a stream of one picture
+    videos = [s for s in container.streams.video if not s.disposition & Disposition.attached_pic]
+    if not videos:
+        found = f"{opened.label} is {opened.what} without pictures ({_found(container)})"
+        raise RequestError(field, f"{found}; use kind audio")
+    codec = videos[0].codec_context
+    if codec is None:
+        raise _unknown_codec(opened, field)
+    check_frame_size(codec.width, codec.height, field)
+    codec.options = {"max_pixels": str(MOST_PIXELS)}
+    return videos[0]
+
+
+def _unknown_codec(opened: Opened, field: str) -> RequestError:
+    return RequestError(
+        field, f"{opened.label} is {opened.what} of a codec that is not known; convert it to H.264 and AAC"
+    )
 
 
 def _found(container: Any) -> str:
     streams = [f"{s.type} {s.codec_context.name}" if s.codec_context else s.type for s in container.streams]
     return "found " + (", ".join(streams) or "no streams")
-
-
-def _refuse_truncated(opened: Opened, field: str, container: Any) -> None:
-    """A file shorter than its own index or header says: the decoder would only stop early, without a word."""
-    stream = opened.stream
-    here = stream.tell()
-    head = (stream.seek(0), stream.read(8))[1]
-    size = stream.seek(0, 2)
-    stream.seek(here)
-    needed = 0
-    if head[:4] == b"RIFF" and head[4:] not in (b"\xff\xff\xff\xff", b"\0\0\0\0"):
-        needed = int.from_bytes(head[4:], "little") + 8
-    if opened.demuxer == "mp4":
-        needed = max((e.pos + e.size for s in container.streams for e in s.index_entries), default=0)
-    if size < needed:
-        raise RequestError(
-            field, f"{opened.label} is {opened.what} of {needed:,} bytes, truncated to {size:,}; copy it again"
-        )

@@ -32,4 +32,6 @@ class CheckpointError(TwinreelError):
 
 
 class Cancelled(Exception):
-    """`Engine.cancel()` ended the request at the vote of a step; the engine stays usable."""
+    """`Engine.cancel()` ended the request at a step or clip; the engine stays usable. `signal`: what made it, if one."""
+
+    signal: int | None = None

@@ -10,24 +10,40 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Annotated, Any, Literal, TypeVar, Union
 
 import tyro
 
+from . import limits
 from .config import EngineConfig
 from .errors import ConfigError, RequestError
-from .output import OutputOptions
-from .request import REFERENCE_KINDS, Keyframe, Reference, Request
+from .output import FORMATS, LATENTS_SUFFIX, OutputOptions
+from .request import Keyframe, Reference, Request
 from .request_json import parse_json
+from .spec import World
 
 T = TypeVar("T")
+WORLD = World()  # help speaks of H3's limits; a small checkpoint's own are in its errors and in `plan`
 Optional = Annotated[T | None, tyro.conf.arg(help_behavior_hint="")]  # None is "not given"; the text says what follows
+
+REFERENCES = (
+    "Reference, repeatable, order kept: image:x.png, video:y.mp4@1.0-4.5 (seconds), audio:z.mp3, video_audio:y.mp4. "
+    "At most "
+    + ", ".join(f"{most} of kind {kind}" for kind, most in limits.REFERENCES_OF_A_KIND.items())
+    + f", {limits.REFERENCES_IN_ALL} in all; clips of {limits.clip_seconds(WORLD)}."
+)
+
+
+def told(text: str, metavar: str | None = None) -> Any:
+    """The help of a flag that may be left out, where a docstring could not hold numbers of the table of limits."""
+    return tyro.conf.arg(help=text, metavar=metavar, help_behavior_hint="")
+
 
 # Which flags set which field; tests/test_flags.py holds both sides complete.
 REQUEST_FLAGS = {
     "prompt": ("text", "prompt"),
     "task": ("task",),
-    "keyframes": ("first", "last"),
+    "keyframes": ("first", "last", "fit"),
     "references": ("ref",),
     "duration": ("duration",),
     "aspect": ("aspect",),
@@ -37,6 +53,7 @@ REQUEST_FLAGS = {
     "seed": ("seed",),
     "shifts": ("shifts",),
     "noise": ("noise",),
+    "policy": ("policy",),
 }
 
 
@@ -46,32 +63,41 @@ class RequestFlags:
 
     text: Annotated[tyro.conf.Positional[str | None], tyro.conf.arg(metavar="[PROMPT]", help_behavior_hint="")] = None
     """The prompt, used verbatim."""
-    prompt: Optional[str] = None
-    """The same as a flag."""
+    prompt: Annotated[str | None, told(f"The same as a flag: {limits.PROMPT_CHARACTERS}.")] = None
     task: Optional[Literal["auto", "t2va", "fl2va", "ref2va"]] = None
     """auto (default) follows from what is given: references, keyframes, or neither."""
     first: Optional[str] = None
     """Picture the video begins with: a path, a file: or a data: address."""
     last: Optional[str] = None
     """Picture the video ends with."""
-    ref: tuple[str, ...] = ()
-    """Reference, repeatable, order kept: image:x.png, video:y.mp4@1.0-4.5 (seconds), audio:z.mp3, video_audio:y.mp4."""
-    duration: Optional[float] = None
-    """Seconds. Default: the length of a request's only sound, otherwise 5."""
-    aspect: Optional[str] = None
-    """auto (default), 21:9, 16:9, 4:3, 1:1, 3:4, 9:16 or W:H from 1:4 to 4:1."""
-    size: Annotated[str | None, tyro.conf.arg(metavar="WxH", help_behavior_hint="")] = None
-    """Exact size instead of --aspect, such as 1344x768."""
+    fit: Optional[Literal["auto", "stretch", "cover"]] = None
+    """How --first and --last take a canvas of another shape. auto (default): the first is stretched, a second covers."""
+    ref: Annotated[tuple[str, ...], tyro.conf.arg(help=REFERENCES)] = ()
+    duration: Annotated[
+        float | None,
+        told(f"{limits.durations(WORLD)}. Default: a request's only sound, else {limits.DEFAULT_SECONDS:g}."),
+    ] = None
+    aspect: Annotated[str | None, told(f"Shape of the canvas: {limits.ASPECT_WORDS}. Default: auto.")] = None
+    size: Annotated[str | None, told("Exact size in 32s instead of --aspect, such as 1344x768.", metavar="WxH")] = None
     short_edge: Optional[int] = None
     """Pixels of the shorter side before the area cap. Default: the checkpoint's own."""
-    steps: Optional[int] = None
-    """Points of the sigma grid; N steps are N-1 model calls. Default: 50, which is 49 calls."""
-    seed: Optional[int] = None
-    """Seed of every random draw. Default: 42."""
-    shifts: Optional[tuple[float, float]] = None
-    """Sigma shifts, video then audio. Default: the checkpoint's own (12 3)."""
+    steps: Annotated[
+        int | None,
+        told(
+            f"Points of the sigma grid, {limits.STEPS}; N steps are N-1 model calls. "
+            f"Default: {Request.steps}, which is {Request.steps - 1} calls."
+        ),
+    ] = None
+    seed: Annotated[int | None, told(f"Seed of every random draw, {limits.SEEDS}. Default: {Request.seed}.")] = None
+    shifts: Annotated[
+        tuple[float, float] | None,
+        told("Sigma shifts, video then audio. Default: the checkpoint's own ({:g} {:g}).".format(*WORLD.shifts)),
+    ] = None
     noise: Optional[Literal["official", "sequential"]] = None
     """Order of random draws: official (default) or sequential."""
+    policy: Optional[str] = None
+    """Which steps call the model: every-step (default), reuse, forecast:gentle, :balanced or :fast, adaptive, calibrate;
+    fields as in reuse:threshold=0.1."""
     request: Annotated[Path | None, tyro.conf.arg(metavar="FILE.json", help_behavior_hint="")] = None
     """The whole request as JSON; cannot be combined with the flags above."""
 
@@ -92,12 +118,14 @@ class RequestFlags:
         if prompt is None:
             raise RequestError("prompt", 'is missing; give one, as in: twinreel generate "A cat plays piano."')
         pairs = ((self.first, 0), (self.last, -1))
+        if self.fit is not None and self.first is None and self.last is None:
+            raise RequestError("keyframes", "--fit is of --first and --last; give one of them, or leave it out")
         values: dict[str, Any] = {
-            "keyframes": tuple(Keyframe(image, index) for image, index in pairs if image is not None),
+            "keyframes": tuple(Keyframe(image, at, self.fit or "auto") for image, at in pairs if image is not None),
             "references": tuple(parse_reference(text, i) for i, text in enumerate(self.ref)),
             "size": None if self.size is None else parse_size(self.size),
         }
-        for name in ("task", "duration", "aspect", "short_edge", "steps", "seed", "shifts", "noise"):
+        for name in ("task", "duration", "aspect", "short_edge", "steps", "seed", "shifts", "noise", "policy"):
             if getattr(self, name) is not None:
                 values[name] = getattr(self, name)
         return Request(prompt=prompt, **values)
@@ -129,9 +157,15 @@ class EngineFlags:
     residency: str = EngineConfig.residency
     """auto, all (every part stays loaded) or stages (parts leave the device between stages)."""
     ops: str = EngineConfig.ops
-    """Table of kernels: auto or a name that doctor lists."""
+    """Table of kernels: auto (Triton on CUDA), triton or reference."""
+    attention: str = EngineConfig.attention
+    """Attention kernel: auto (the fastest that works here; doctor prints it), fa3, fa4, cudnn, flash, sdpa or math."""
+    adaln: str = EngineConfig.adaln
+    """AdaLN: live, precompute (tables for the request's timesteps, same bits, 13 billion parameters less) or auto."""
     threads: Optional[int] = EngineConfig.threads
     """CPU threads; the count can change the last bits of CPU results."""
+    allow_remote: bool = EngineConfig.allow_remote
+    """Fetch media from http(s) addresses: whoever writes the request then chooses what this machine asks for."""
 
     def build(self) -> EngineConfig:
         """The `EngineConfig`. Raises ConfigError."""
@@ -143,7 +177,9 @@ class EngineFlags:
             if name in components:
                 raise ConfigError(f"--component {name} was given twice; keep one")
             components[name] = path
-        same = ("device", "precision", "vae_encode", "residency", "ops", "threads")
+        same = (
+            "device", "precision", "vae_encode", "residency", "ops", "attention", "adaln", "threads", "allow_remote"
+        )  # fmt: skip
         return EngineConfig(
             model=self.model,
             components=components,
@@ -164,18 +200,80 @@ class ReportFlags:
 
 
 @dataclass(frozen=True)
+class OutputFlags:
+    """What kind of file to write."""
+
+    crf: int = OutputOptions.crf
+    """Quality of H.264 (.mp4, .mkv) or VP9 (.webm), 0 (lossless) to 51."""
+    preset: str = OutputOptions.preset
+    """Speed of the encoder, ultrafast to veryslow."""
+    overwrite: bool = False
+    """Replace the file, its report and waiting latents where they exist; without it an existing file is refused."""
+    no_audio: bool = False
+    """Leave the sound out."""
+    exact_seconds: bool = False
+    """Cut picture and sound to the seconds asked for; otherwise all that was made (17n+5 frames) is kept."""
+    private: bool = False
+    """Leave the prompt and every path out of the report."""
+
+    def build(self) -> OutputOptions:
+        """The `OutputOptions`; they are checked together with the path."""
+        values = {item.name: getattr(self, item.name) for item in fields(self) if item.name != "no_audio"}
+        return OutputOptions(**values, audio=not self.no_audio)
+
+
+ENDINGS = "; ".join(f"{suffix or 'no ending'}: {what}" for suffix, what in FORMATS.items())
+
+
+@dataclass(frozen=True)
 class Generate:
-    """Make one MP4 with picture and sound, and a JSON report beside it."""
+    """Make one video with picture and sound, and a JSON report beside it."""
 
     request: RequestFlags = field(default_factory=RequestFlags)
     engine: EngineFlags = field(default_factory=EngineFlags)
     report: ReportFlags = field(default_factory=ReportFlags)
-    output: Annotated[Path, tyro.conf.arg(aliases=["-o"])] = Path("out.mp4")
-    """File to write; an existing one is replaced."""
-    crf: int = OutputOptions.crf
-    """H.264 quality, 0 (lossless) to 51."""
-    preset: str = OutputOptions.preset
-    """H.264 speed preset, ultrafast to veryslow."""
+    output: Annotated[Path, tyro.conf.arg(aliases=["-o"], help=f"What to write, by its ending. {ENDINGS}.")] = Path(
+        "out.mp4"
+    )
+    writing: OutputFlags = field(default_factory=OutputFlags)
+    server: Optional[str] = None
+    """Address of a twinreel server that is to make it, such as http://127.0.0.1:8188."""
+    server_key_file: Optional[Path] = None
+    """File whose first line is that server's API key."""
+    trace: Optional[Path] = None
+    """New folder for the values between stages, which compare reads: velocities of the first, middle and last step."""
+    trace_every_step: bool = False
+    """Velocities of every step in --trace."""
+
+
+@dataclass(frozen=True)
+class Decode:
+    """Finish an interrupted run from the latents it has kept; they are removed once the file has been read back."""
+
+    latents: tyro.conf.Positional[Path]
+    """The file NAME.latents.safetensors."""
+    engine: EngineFlags = field(default_factory=EngineFlags)
+    report: ReportFlags = field(default_factory=ReportFlags)
+    output: Annotated[
+        Path | None,
+        tyro.conf.arg(aliases=["-o"], help="What to write, as in generate. Default: NAME.mp4.", help_behavior_hint=""),
+    ] = None
+    writing: OutputFlags = field(default_factory=OutputFlags)
+
+    @property
+    def target(self) -> Path:
+        """The file to write."""
+        name = self.latents.name.removesuffix(LATENTS_SUFFIX).removesuffix(self.latents.suffix)
+        return self.output or self.latents.with_name(f"{name}.mp4")
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Say what a request would make and how much memory it would take here. Loads no weight."""
+
+    request: RequestFlags = field(default_factory=RequestFlags)
+    engine: EngineFlags = field(default_factory=EngineFlags)
+    report: ReportFlags = field(default_factory=ReportFlags)
 
 
 @dataclass(frozen=True)
@@ -199,15 +297,18 @@ class Doctor:
 
 Command = (
     Annotated[Generate, tyro.conf.subcommand("generate")]
+    | Annotated[Decode, tyro.conf.subcommand("decode")]
+    | Annotated[Plan, tyro.conf.subcommand("plan")]
     | Annotated[Verify, tyro.conf.subcommand("verify")]
     | Annotated[Doctor, tyro.conf.subcommand("doctor")]
 )
 
 
-def parse(words: Sequence[str] | None) -> Generate | Verify | Doctor:
-    """The command of `words` (None: the process's own). A bad flag prints its reason and ends the process with 2."""
+def parse(words: Sequence[str] | None, more: Sequence[Any] = ()) -> Any:
+    """The command of `words` (None: the process's own), one of `Command` and `more`. A bad flag prints its reason and
+    ends the process with 2."""
     return tyro.cli(
-        Command,  # type: ignore[arg-type]
+        Union[(Command, *more)],  # type: ignore[call-overload]  # noqa: UP007
         prog="twinreel",
         args=words,
         description="Video and its stereo sound from MiniMax H3 weights.",
@@ -232,7 +333,7 @@ def parse_size(text: str) -> tuple[int, int]:
 def parse_reference(text: str, number: int) -> Reference:
     """`KIND:SOURCE[@START-END]` as a `Reference`; either end may be left out. Raises RequestError."""
     kind, colon, source = text.partition(":")
-    if not colon or kind not in REFERENCE_KINDS or not source:
+    if not colon or kind not in limits.REFERENCE_KINDS or not source:
         example = "image:x.png or video:y.mp4@1.0-4.5"
         raise RequestError(f"references[{number}]", f"got {text!r}; write KIND:SOURCE, such as {example}")
     seconds = r"(\d+(?:\.\d*)?|\.\d+)?"

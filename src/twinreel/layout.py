@@ -11,6 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 from .plan import Plan
 from .spec import AUDIO_CHANNELS, TAG_AUDIO, TAG_VIDEO, Spec
@@ -18,6 +19,9 @@ from .spec import AUDIO_CHANNELS, TAG_AUDIO, TAG_VIDEO, Spec
 _SCALE = 32  # spatial coordinates of a square canvas span [0, 32)
 _FRAME = 5.0 / 3.0  # rotary time of one frame: 40 audio latents a second over 24 frames a second
 _LATENT_FRAMES = (1, 4, 4, 4, 4)  # frames behind each latent of a clip
+
+SHARD_ROWS = 64  # what kernels like: a rank's rows are a multiple of it
+PADDING_TAG = -1
 
 CLOCK_VIDEO, CLOCK_AUDIO, CLOCK_CONDITION, CLOCK_AUDIO_CONDITION = range(4)
 
@@ -56,6 +60,29 @@ class PackedLayout:
     def rows(self) -> int:
         """S."""
         return len(self.tags_S)
+
+
+@dataclass(frozen=True)
+class Shard:
+    """The rows of one of several ranks: a run of the packed sequence, filled up to whole `SHARD_ROWS` at its end.
+
+    `layout` has this rank's rows (no segments): indices count from its first row, conditions are those among its own;
+    padding rows have tag -1, position 0 and the clock of the target video (SPEC 2.7). `used`: rows of all ranks before
+    the padding. `text`, `video`, `audio`: which of a modality's rows, in their own order, are this rank's.
+    """
+
+    layout: PackedLayout
+    first: int
+    used: int
+    text: slice
+    video: slice
+    audio: slice
+
+    def take(self, values_S: Tensor, padding: int) -> Tensor:
+        """This rank's part of one value for each packed row; padding rows get `padding`."""
+        own = values_S[self.first : self.first + self.layout.rows]
+        missing = self.layout.rows - len(own)
+        return torch.cat((own, own.new_full((missing, *own.shape[1:]), padding))) if missing else own
 
 
 @dataclass(frozen=True)
@@ -182,6 +209,44 @@ def build_layout(plan: Plan, text_tags: Tensor, spec: Spec) -> PackedLayout:
         condition_video=conditions("video"),
         condition_audio=conditions("audio"),
     )
+
+
+def shard(layout: PackedLayout, ranks: int, rank: int) -> Shard:
+    """The rows of `rank`. One rank has them all as they are; several have whole `SHARD_ROWS` each, the last ones perhaps
+    padding alone."""
+    unit = SHARD_ROWS * ranks if ranks > 1 else 1
+    rows = -(-layout.rows // unit) * unit // ranks
+    first = rank * rows
+    present = max(0, min(rows, layout.rows - first))
+    fill = (0, rows - present)
+    own: dict[str, Tensor] = {}
+    slices: dict[str, slice] = {}
+    for kind in ("text", "video", "audio"):
+        # a modality's indices ascend: conditions come before targets in the packed order too
+        indices = getattr(layout, f"{kind}_indices")
+        start, stop = torch.searchsorted(indices, torch.tensor([first, first + rows])).tolist()
+        slices[kind], own[f"{kind}_indices"] = slice(start, stop), indices[start:stop] - first
+
+    def leading(count: int, part: slice) -> int:
+        return max(0, min(count, part.stop) - part.start)
+
+    here = slice(first, first + present)
+    mine = PackedLayout(
+        segments=(),
+        positions_S3=pad(layout.positions_S3[here], (0, 0, *fill)),
+        tags_S=pad(layout.tags_S[here], fill, value=PADDING_TAG),
+        clock_S=pad(layout.clock_S[here], fill, value=CLOCK_VIDEO),
+        condition_video=leading(layout.condition_video, slices["video"]),
+        condition_audio=leading(layout.condition_audio, slices["audio"]),
+        **own,
+    )
+    return Shard(mine, first, layout.rows, **slices)
+
+
+def shard_sizes(layout: PackedLayout, ranks: int) -> tuple[list[int], list[int]]:
+    """How many video and how many audio rows each rank has, in rank order."""
+    parts = [shard(layout, ranks, rank) for rank in range(ranks)]
+    return [len(part.layout.video_indices) for part in parts], [len(part.layout.audio_indices) for part in parts]
 
 
 def patchify(latents: Tensor, patch: tuple[int, int, int]) -> Tensor:

@@ -1,4 +1,4 @@
-"""What people give, read into `Picture`, `Clip` and `Sound`: pictures here, clips and sounds through `containers`.
+"""What people give, read into `Picture`, `Clip` and `Sound`: files through `pictures` and `containers`, values here.
 
 Frames come on the 24 fps slots of SPEC 4.5 and on the canvas of their own shape, resized one by one while decoding, so
 that memory grows with the limit and not with the file. Nothing is cut silently: see `cut` and `notes` of the values.
@@ -8,19 +8,22 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import numbers
 import os
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from PIL import Image, ImageOps, UnidentifiedImageError
+from PIL import Image
 
 from .addresses import MEDIA, PICTURE, Opened, open_address
-from .containers import Window, read_clip, read_sound
+from .containers import read_clip, read_sound
 from .errors import RequestError
 from .fit import prepare
+from .pictures import picture_of, read_picture
 from .request import Keyframe, Reference
-from .slots import FrameSlots
+from .slots import FrameSlots, Window
+from .soundtrack import check_level, check_rate
 from .sources import Clip, Picture, Prepared, Sound, Source
 from .spec import FPS, Spec
 
@@ -61,57 +64,35 @@ def read_source(item: Keyframe | Reference, spec: Spec, max_frames: int, where: 
 
 def _picture(source: Any, field: str) -> Picture:
     if isinstance(source, Picture):
-        return dataclasses.replace(source, pixels=_checked_pixels(source.pixels, field, 3))
+        return dataclasses.replace(source, pixels=_bytes_of(_checked_array(source.pixels, field, 3), field))
     if isinstance(source, np.ndarray):
-        return Picture(_checked_pixels(source, field, 3))
+        return Picture(_bytes_of(_checked_array(source, field, 3), field))
     if isinstance(source, Image.Image):
-        return _upright_rgb(source, field)
+        return picture_of(source, field)
     opened = _opened(source, field, "a picture: a path, an address, a PIL image, an array or a Picture")
     with opened.stream:
-        if opened.family != PICTURE:
-            raise RequestError(field, f"{opened.label} is {opened.what}; a PNG or JPEG picture is needed")
-        try:
-            with Image.open(opened.stream) as image:
-                return _upright_rgb(image, field)
-        except (UnidentifiedImageError, Image.DecompressionBombError, OSError, SyntaxError, ValueError) as error:
-            raise RequestError(
-                field, f"{opened.label} is {opened.what} that cannot be read ({error}); if truncated, copy it again"
-            ) from None
+        return read_picture(opened, field)
 
 
-def _upright_rgb(image: Image.Image, field: str) -> Picture:
-    """EXIF orientation applied, transparency laid over white, 16-bit scaled, RGB."""
-    notes = []
-    count = getattr(image, "n_frames", 1)
-    if count > 1:
-        notes.append(f"{field}: has {count} frames, the first is used")
-    if image.getexif().get(0x0112, 1) != 1:
-        image = ImageOps.exif_transpose(image)
-        notes.append(f"{field}: turned upright by its EXIF orientation")
-    if image.has_transparency_data:
-        flat = image.convert("RGBA")
-        image = Image.alpha_composite(Image.new("RGBA", flat.size, "white"), flat)
-        notes.append(f"{field}: transparency is laid over white")
-    if image.mode.startswith("I"):
-        # Pillow's own conversion clips at 255 instead of scaling
-        grey = np.asarray(image, dtype=np.float64) / 257.0
-        image = Image.fromarray(np.clip(np.round(grey), 0, 255).astype(np.uint8))
-    return Picture(np.array(image.convert("RGB")), tuple(notes))
-
-
-def _checked_pixels(array: Any, field: str, ndim: int) -> NDArray[np.uint8]:
-    """uint8 RGB of `ndim` axes from uint8, or from floats in [0, 1] by round-half-even of 255x (SPEC 4.5)."""
+def _checked_array(array: Any, field: str, ndim: int) -> NDArray[Any]:
+    """An RGB array of `ndim` axes whose dtype `_bytes_of` takes."""
     shape = "[H, W, 3]" if ndim == 3 else "[n, H, W, 3]"
-    array = np.asarray(array)
+    if not isinstance(array, np.ndarray):
+        raise RequestError(field, f"got {type(array).__name__}; an RGB array {shape} is needed")
     if array.ndim != ndim or array.shape[-1] != 3 or 0 in array.shape:
         raise RequestError(field, f"array of shape {list(array.shape)}; an RGB array {shape} is needed")
-    if np.issubdtype(array.dtype, np.floating):
-        if not (np.isfinite(array).all() and array.min() >= 0 and array.max() <= 1):
-            raise RequestError(field, "float pixels outside [0, 1]; scale them, or give uint8")
-        return np.round(array * 255.0).astype(np.uint8)
-    if array.dtype != np.uint8:
+    if array.dtype != np.uint8 and not np.issubdtype(array.dtype, np.floating):
         raise RequestError(field, f"pixels of dtype {array.dtype}; uint8, or floats in [0, 1], are needed")
     return array
+
+
+def _bytes_of(pixels: NDArray[Any], field: str) -> NDArray[np.uint8]:
+    """uint8 of uint8, or of floats in [0, 1] by round-half-even of 255x (SPEC 4.5)."""
+    if pixels.dtype == np.uint8:
+        return pixels
+    if not (np.isfinite(pixels).all() and pixels.min() >= 0 and pixels.max() <= 1):
+        raise RequestError(field, "float pixels outside [0, 1]; scale them, or give uint8")
+    return np.round(pixels * 255.0).astype(np.uint8)
 
 
 # --- clips and sounds -------------------------------------------------------------------------------------------------
@@ -143,33 +124,40 @@ def _sound(source: Any, field: str, window: Window) -> Sound:
 
 
 def _clip_in_memory(clip: Clip, field: str, spec: Spec, window: Window) -> Clip:
-    frames = _checked_pixels(clip.frames, field, 4)
-    if not (isinstance(clip.fps, int | float) and math.isfinite(clip.fps) and clip.fps > 0):
-        raise RequestError(field, f"frame rate {clip.fps!r}; a positive number of frames per second is needed")
+    frames = _checked_array(clip.frames, field, 4)
+    fps = clip.fps
+    if isinstance(fps, bool) or not isinstance(fps, numbers.Real) or not (math.isfinite(fps) and fps > 0):
+        raise RequestError(field, f"frame rate {fps!r}; a positive number of frames per second is needed")
     sound = None if clip.sound is None else _sound_in_memory(clip.sound, field, window)
     slots = FrameSlots(frames.shape[2], frames.shape[1], field, spec, window)
     # float64 and this order, not exact fractions: the oracle's slots for frames in memory
-    scale = FPS / clip.fps
+    scale = FPS / float(fps)
     for i in range(len(frames)):
         if slots.full:
             break
-        slots.put(i * scale, lambda i=i: frames[i])  # type: ignore[misc]
+        slots.put(i * scale, lambda i=i: _bytes_of(frames[i], field))  # type: ignore[misc]
     slots.close(len(frames) * scale)
-    notes = clip.notes + slots.notes + (() if clip.fps == FPS else (f"{field}: {clip.fps:g} fps brought to {FPS}",))
+    notes = clip.notes + slots.notes + (() if fps == FPS else (f"{field}: {fps:g} fps brought to {FPS}",))
     if sound is not None and sound.samples.shape[1] == 0:
         sound, notes = None, (*notes, f"{field}: its soundtrack holds no samples here")
     return Clip(slots.frames(), float(FPS), sound, clip.cut or slots.cut, notes)
 
 
-def _sound_in_memory(sound: Sound, field: str, window: Window) -> Sound:
-    samples = np.asarray(sound.samples)
+def _sound_in_memory(sound: Any, field: str, window: Window) -> Sound:
+    samples = sound.samples if isinstance(sound, Sound) else sound
+    if not isinstance(sound, Sound) or not isinstance(samples, np.ndarray):
+        raise RequestError(field, f"got {type(samples).__name__} for a sound; give Sound(samples, rate) with an array")
     if samples.ndim != 2 or samples.shape[0] not in (1, 2):
         raise RequestError(field, f"samples of shape {list(samples.shape)}; mono [1, n] or stereo [2, n] is needed")
-    if not np.issubdtype(samples.dtype, np.floating) or not np.isfinite(samples).all():
+    if not np.issubdtype(samples.dtype, np.floating):
         raise RequestError(field, f"samples of dtype {samples.dtype}; finite floats in [-1, 1] are needed")
-    if isinstance(sound.rate, bool) or not isinstance(sound.rate, int) or sound.rate <= 0:
-        raise RequestError(field, f"sample rate {sound.rate!r}; a positive whole number is needed")
-    return window.cut_sound(dataclasses.replace(sound, samples=samples.astype(np.float32, copy=False)), field)
+    check_level(samples, field)
+    rate = sound.rate
+    if isinstance(rate, bool) or not isinstance(rate, numbers.Integral) or rate <= 0:
+        raise RequestError(field, f"sample rate {rate!r}; a positive whole number is needed")
+    whole = dataclasses.replace(sound, samples=samples.astype(np.float32, copy=False), rate=int(rate))
+    check_rate(whole.rate, field)
+    return window.cut_sound(whole, field)
 
 
 def _opened(source: Any, field: str, needed: str) -> Opened:

@@ -5,16 +5,19 @@ from __future__ import annotations
 import gc
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import torch
 from torch import nn
 
-from .config import Choices
+from .conditioning import Cache, Forgetful
+from .config import RESIDENT_SHARE, Choices
 from .models.audio_decoder import AudioDecoder
 from .models.audio_encoder import AudioEncoder
 from .models.dit import DiT
 from .models.modulation import LiveModulation
+from .models.modulation_tables import PrecomputedModulation
 from .models.text_encoder import TextEncoder
 from .models.video_decoder import VideoDecoder
 from .models.video_encoder import VideoEncoder
@@ -22,17 +25,24 @@ from .parallel import Parallel
 from .presentation import load_tokenizer
 from .spec import Spec
 from .watch import Stages
-from .weights import Checkpoint, load_into, stored_bytes
+from .weights import Checkpoint, load_into, stored_bytes, stream_part
+from .weights.fingerprint import fingerprint
 
 
 class Parts:
     """Everything a request needs that outlives it. `parts[name]` is a loaded module."""
 
-    def __init__(self, checkpoint: Checkpoint, spec: Spec, choices: Choices, residency: str) -> None:
+    def __init__(
+        self, checkpoint: Checkpoint, spec: Spec, choices: Choices, residency: str, cache: Cache | None = None
+    ) -> None:
         self.checkpoint, self.spec, self.choices = checkpoint, spec, choices
+        self.cache: Cache = cache or Forgetful()
         self.parallel = Parallel.single()
         self.residency, self.residency_why = self._choose(residency)
-        self._modules: dict[str, nn.Module] = {}
+        self.adaln, self.adaln_why = self._choose_adaln(choices.adaln)
+        self._modules: dict[str, Any] = {}
+        # These outlive every stage: their tables are what reading the projections again would cost.
+        self._tables: dict[str, PrecomputedModulation] = {}
         self._tokenizer: Any = None
 
     @property
@@ -69,13 +79,21 @@ class Parts:
             yield
         finally:
             if self.residency == "stages":
-                for name in names:
-                    self._modules.pop(name, None)
-                gc.collect()
-                if self.choices.device.type == "cuda":
-                    torch.cuda.empty_cache()
+                self.keep_only(*(name for name in self._modules if name not in names))
 
-    def _load(self, name: str) -> nn.Module:
+    def keep_only(self, *names: str) -> None:
+        """Let every other part go, and what the allocator has set aside."""
+        for name in set(self._modules) - set(names):
+            if isinstance(part := self._modules.pop(name), PrecomputedModulation):
+                part.release()
+            del part
+        gc.collect()
+        if self.choices.device.type == "cuda":
+            torch.cuda.empty_cache()
+
+    def _load(self, name: str) -> Any:
+        if name.startswith("modulation:") and self.adaln == "precompute":
+            return self._tables.setdefault(name, self._tabulate(name))
         with torch.device("meta"):
             module = self._build(name)
         return load_into(module, self.checkpoint, self.spec, name, self.choices.device)
@@ -95,6 +113,21 @@ class Parts:
             return VideoDecoder(spec.video, self.choices.vae_compute)
         return AudioEncoder(spec.audio) if kind == "audio_encoder" else AudioDecoder(spec.audio)
 
+    def _tabulate(self, name: str) -> PrecomputedModulation:
+        component = self.checkpoint.component("modulation", name.partition(":")[2])
+        source = partial(
+            stream_part, self.checkpoint, self.spec, name, device=self.choices.device, dtype=self.choices.dtype
+        )
+        version = partial(fingerprint, component)
+        return PrecomputedModulation(self.spec.dit, self.choices.dtype, self.choices.device, source, version)
+
+    def _choose_adaln(self, adaln: str) -> tuple[str, str]:
+        """`auto` spends memory on the projections only where everything stays loaded anyway."""
+        if adaln != "auto":
+            return adaln, "asked for"
+        precompute = self.residency != "all" and self.choices.device.type == "cuda"
+        return "precompute" if precompute else "live", f"auto: {self.residency} residency on {self.choices.device.type}"
+
     def _choose(self, residency: str) -> tuple[str, str]:
         """`auto` keeps everything where it fits with a fifth of the free device memory to spare, otherwise `stages`."""
         if residency != "auto":
@@ -102,6 +135,8 @@ class Parts:
         if self.choices.device.type != "cuda":
             return "all", "auto on cpu"
         free, _ = torch.cuda.mem_get_info(self.choices.device)
-        need = sum(stored_bytes(self.spec, name) for name in self.names)
-        fits = need <= free * 0.8
+        tables = self.choices.adaln == "precompute"
+        names = [name for name in self.names if not (tables and name.startswith("modulation:"))]
+        need = sum(stored_bytes(self.spec, name) for name in names)
+        fits = need <= free * RESIDENT_SHARE
         return ("all" if fits else "stages"), f"auto: {need / 2**30:.1f} GiB of weights, {free / 2**30:.1f} GiB free"

@@ -2,80 +2,110 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator
-from contextlib import closing
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from .conditioning import Wanted
 from .config import set_flags
 from .denoise import VelocityAt, Vote, denoise
 from .errors import RequestError
+from .latents import Latents
 from .layout import PackedLayout, build_layout, unpatchify
+from .limits import clip_frames
 from .media_in import prepare, read_source
 from .models.dit import DiT, make_row_state
-from .models.modulation import Modulation
+from .models.modulation import Modulation, StepRows, step_rows
 from .noise import ConditionLatents, Rows, initial_rows, sample_posterior
 from .parts import Parts
-from .pixels import normalise, quantise
-from .plan import Plan, describe_plan, make_plan, max_frames
-from .policy import EveryStep, StepPolicy
+from .pixels import normalise
+from .plan import Plan, describe_plan, make_plan
+from .policies import Setting, make_policy
+from .policy import StepPolicy
+from .policy_options import parse_policy
 from .presentation import Prompt, present, vision_patches
+from .remote import fetched
 from .request import Keyframe, Reference, Request, check_request
 from .schedule import Sigmas, make_sigmas, step_timesteps
 from .sources import Prepared, Source
 from .spec import AUDIO_CHANNELS, Spec
 from .watch import Stages
+from .weights.fingerprint import fingerprint
 
 
 @dataclass(frozen=True)
-class Latents:
-    """What sampling ends with and decoding starts from: normalised latents, CPU fp32.
-
-    `video` [1, C, T, h, w], `audio` [2, 32, A]; `facts` is what the report says of the sampling.
-    """
+class Settled:
+    """All that is known of a request before a weight is loaded."""
 
     plan: Plan
-    video: Tensor
-    audio: Tensor
-    facts: dict[str, Any]
+    inputs: tuple[Prepared, ...]
+    prompt: Prompt
+    layout: PackedLayout
+    sigmas: Sigmas
+
+    def boundaries(self) -> Iterator[tuple[str, dict[str, Tensor]]]:
+        """Its values by name, for a trace."""
+        prompt, layout, sigmas = self.prompt, self.layout, self.sigmas
+        yield "prompt", {"ids": prompt.ids, "tags": prompt.tags, "types": prompt.token_types}
+        indices = {f"{kind}_indices": getattr(layout, f"{kind}_indices") for kind in ("text", "video", "audio")}
+        yield "layout", {"positions": layout.positions_S3, "tags": layout.tags_S, **indices}
+        yield "sigmas", {"video": sigmas.video.sigmas, "audio": sigmas.audio.sigmas}
 
 
 @torch.inference_mode()
-def sample(request: Request, parts: Parts, stages: Stages, vote: Vote) -> Latents:
-    """Everything up to the latents. Raises RequestError before any weight is loaded."""
-    spec = parts.spec
-    check_request(request, spec)
+def sample(
+    request: Request, parts: Parts, stages: Stages, vote: Vote, *, planned: Callable[[Plan], None] | None = None
+) -> Latents:
+    """Everything up to the latents. Raises RequestError before any weight is loaded; `planned` may raise one more."""
     with stages.stage("read"):
-        sources = read_sources(request, spec)
-        plan = make_plan(request, spec, sources)
-        inputs = prepare(plan, sources)
-        prompt = present(plan, inputs, parts.tokenizer, spec)
-        layout = build_layout(plan, prompt.tags, spec)
-        sigmas = plan_sigmas(plan)
-    text, conditions, encode_flags = encode(plan, prompt, inputs, parts, stages)
-    rows = initial_rows(plan, conditions, spec)
-    policy = EveryStep()
-    rows, denoise_flags = run_steps(rows, text, layout, plan, sigmas, parts, stages, vote, policy=policy)
-    video, audio = split_latents(rows, layout, plan, spec)
+        settled = settle(request, parts)
+        if planned is not None:
+            planned(settled.plan)
+        policy = make_policy(parse_policy(request.policy), policy_setting(settled, parts))
+    for name, values in settled.boundaries():
+        stages.boundary(name, values)
+    encoded = encode(settled, parts, stages)
+    rows = initial_rows(settled.plan, encoded.conditions, parts.spec)
+    stages.boundary("noise", vars(rows))
+    rows, denoise_flags, adaln = run_steps(settled, rows, encoded.text, parts, stages, vote=vote, policy=policy)
+    video, audio = split_latents(rows, settled.layout, settled.plan, parts.spec)
+    stages.boundary("latents", {"video": video, "audio": audio})
+    sigmas = settled.sigmas
     facts = {
-        "plan": describe_plan(plan),
+        "plan": describe_plan(settled.plan),
         "sigmas": {"video": sigmas.video.sigmas.tolist(), "audio": sigmas.audio.sigmas.tolist()},
-        "rows": [vars(segment) for segment in layout.segments],
+        "rows": [vars(segment) for segment in settled.layout.segments],
         "policy": policy.report(),
-        "flags": {"encode": encode_flags, "denoise": denoise_flags},
+        "adaln": adaln,
+        "conditioning": encoded.cache,
+        "flags": {"encode": encoded.flags, "denoise": denoise_flags},
     }
-    return Latents(plan, video, audio, facts)
+    return Latents(settled.plan, video, audio, facts)
+
+
+def settle(request: Request, parts: Parts) -> Settled:
+    """Check, read, plan, present and lay out `request`. Raises RequestError; loads no weight."""
+    spec = parts.spec
+    check_request(request, spec, allow_remote=parts.choices.allow_remote)
+    with fetched(request) as local:
+        sources = read_sources(local, spec)
+    plan = make_plan(request, spec, sources)
+    inputs = prepare(plan, sources)
+    prompt = present(plan, inputs, parts.tokenizer, spec)
+    return Settled(plan, inputs, prompt, build_layout(plan, prompt.tags, spec), plan_sigmas(plan))
 
 
 def read_sources(request: Request, spec: Spec) -> tuple[Source, ...]:
     """The request's media in order, keyframes before references. Raises RequestError naming the field."""
     items: list[tuple[str, Keyframe | Reference]] = [(f"keyframes[{i}]", k) for i, k in enumerate(request.keyframes)]
     items += [(f"references[{i}]", item) for i, item in enumerate(request.references)]
-    return tuple(read_source(item, spec, max_frames(spec), where) for where, item in items)
+    most = int(clip_frames(spec).high)
+    return tuple(read_source(item, spec, most, where) for where, item in items)
 
 
 def plan_sigmas(plan: Plan) -> Sigmas:
@@ -86,28 +116,78 @@ def plan_sigmas(plan: Plan) -> Sigmas:
         raise RequestError("shifts", str(error)) from None
 
 
-def encode(
-    plan: Plan, prompt: Prompt, inputs: tuple[Prepared, ...], parts: Parts, stages: Stages
-) -> tuple[Tensor, ConditionLatents, dict[str, Any]]:
-    """Prompt embeddings [L, text_dim] on the device, condition latents on CPU (SPEC 3.5, 6), and the flags set."""
+def policy_setting(settled: Settled, parts: Parts) -> Setting:
+    """What the step policy may know; its ballots are agreed on over both axes."""
+    plan, layout, sigmas = settled.plan, settled.layout, settled.sigmas
+
+    def identity() -> dict[str, Any]:
+        weights = fingerprint(parts.checkpoint.component("dit", plan.partition))
+        size = [plan.width, plan.height, plan.frames]
+        return {"steps": plan.steps, "shifts": list(plan.shifts), "task": plan.task, "size": size, "weights": weights}
+
+    return Setting(
+        sigmas.video.sigmas.tolist(),
+        sigmas.audio.sigmas.tolist(),
+        layout.condition_video,
+        layout.condition_audio,
+        agree=lambda ballot: parts.parallel.tp.vote(parts.parallel.sp.vote(ballot)),
+        identity=identity,
+    )
+
+
+@dataclass(frozen=True)
+class Encoded:
+    """Prompt embeddings [L, text_dim] on the device, condition latents on CPU; the flags set; hits of the cache."""
+
+    text: Tensor
+    conditions: ConditionLatents
+    flags: dict[str, Any]
+    cache: dict[str, int]
+
+
+def encode(settled: Settled, parts: Parts, stages: Stages) -> Encoded:
+    """Everything the encoders make of the request (SPEC 3.5, 6), as far as `parts.cache` does not know it."""
     flags = set_flags("encode", parts.choices)
-    spec = parts.spec
-    pixels = [item.frames for item in inputs if item.frames is not None]
-    sounds = [item.waveform for item in inputs if item.waveform is not None]
-    names = ["text_encoder"] + ["video_encoder"] * bool(pixels) + ["audio_encoder"] * bool(sounds)
-    with parts.resident(stages, *names), stages.stage("encode", 1 + len(inputs)):
+    wanted = [wanted_text(settled.prompt, parts), *wanted_latents(settled, parts)]
+    found = parts.cache.recall(wanted, parts)
+    missing = [item.part for item, value in zip(wanted, found, strict=True) if value is None]
+    with parts.resident(stages, *dict.fromkeys(missing)), stages.stage("encode", len(wanted)):
+        values = []
+        for i, (item, value) in enumerate(zip(wanted, found, strict=True)):
+            values.append(item.make() if value is None else value)
+            stages.tell(i + 1, len(wanted), item.note)
+    parts.cache.keep(wanted, values, parts)
+    made = list(zip((item.part for item in wanted), values, strict=True))
+    visual = tuple(value for part, value in made if part == "video_encoder")
+    sound = tuple(value for part, value in made if part == "audio_encoder")
+    stages.boundary("text", {"embeddings": values[0]})
+    named = ("visual", visual), ("sound", sound)
+    stages.boundary("conditions", {f"{kind}.{i}": value for kind, group in named for i, value in enumerate(group)})
+    hits = {"hits": len(wanted) - len(missing), "misses": len(missing)}
+    return Encoded(values[0], ConditionLatents(visual, sound), flags, hits)
+
+
+def wanted_text(prompt: Prompt, parts: Parts) -> Wanted:
+    """The prompt's embeddings."""
+    processor = parts.spec.processor
+
+    def make() -> Tensor:
         # a generator: the encoder asks for one medium's pixels at a time
-        visions = ((vision_patches(vision, spec.processor), vision.grid) for vision in prompt.visions)
-        text = parts["text_encoder"](prompt.ids, prompt.token_types, visions)
-        stages.tell(1, 1 + len(inputs), "prompt")
-        visual, rows = [], []
-        for i, (condition, item) in enumerate(zip(plan.conditions, inputs, strict=True)):
-            if item.waveform is not None:
-                rows.append(encode_sound(item.waveform, parts))
-            if item.frames is not None:
-                visual.append(encode_pixels(item.frames[: condition.vae_frames], parts))
-            stages.tell(2 + i, 1 + len(inputs), f"{condition.role} {i}: {condition.kind}")
-    return text, ConditionLatents(tuple(visual), tuple(rows)), flags
+        visions = ((vision_patches(vision, processor), vision.grid) for vision in prompt.visions)
+        return parts["text_encoder"](prompt.ids, prompt.token_types, visions)
+
+    return Wanted("text_encoder", (prompt.ids, prompt.token_types, prompt.visions, processor), make, "prompt")
+
+
+def wanted_latents(settled: Settled, parts: Parts) -> Iterator[Wanted]:
+    """The latents of each condition, its sound before its picture."""
+    for i, (condition, item) in enumerate(zip(settled.plan.conditions, settled.inputs, strict=True)):
+        note = f"{condition.role} {i}: {condition.kind}"
+        if item.waveform is not None:
+            yield Wanted("audio_encoder", (item.waveform,), partial(encode_sound, item.waveform, parts), note)
+        if item.frames is not None:
+            frames = item.frames[: condition.vae_frames]
+            yield Wanted("video_encoder", (frames,), partial(encode_pixels, frames, parts), note)
 
 
 def encode_pixels(frames: np.ndarray, parts: Parts) -> Tensor:
@@ -132,44 +212,55 @@ def _column(values: tuple[float, ...], dims: int) -> Tensor:
 
 
 def run_steps(
-    rows: Rows,
-    text: Tensor,
-    layout: PackedLayout,
-    plan: Plan,
-    sigmas: Sigmas,
-    parts: Parts,
-    stages: Stages,
-    vote: Vote,
-    *,
-    policy: StepPolicy,
-) -> tuple[Rows, dict[str, Any]]:
-    """Denoise on the device; rows come back to the CPU."""
+    settled: Settled, rows: Rows, text: Tensor, parts: Parts, stages: Stages, *, vote: Vote, policy: StepPolicy
+) -> tuple[Rows, dict[str, Any], dict[str, Any]]:
+    """Denoise on the device; rows come back to the CPU, with the flags set and what was done about AdaLN."""
     flags = set_flags("denoise", parts.choices)
-    device = parts.choices.device
-    dit_name, modulation_name = f"dit:{plan.partition}", f"modulation:{plan.partition}"
-    with parts.resident(stages, dit_name, modulation_name), stages.stage("denoise", sigmas.calls):
-        velocity_at = predictor(parts[dit_name], parts[modulation_name], text, layout, sigmas)
-        def watched_vote(step: int, velocity: Rows) -> None:
-            vote(step, velocity)
-            stages.tell(step + 1, sigmas.calls)
+    layout, sigmas, partition = settled.layout, settled.sigmas, settled.plan.partition
+    names = f"dit:{partition}", f"modulation:{partition}"
 
-        rows = denoise(rows.to(device), layout, sigmas, velocity_at, policy, watched_vote).to("cpu")
-    return rows, flags
+    def watched_vote(step: int, velocity: Rows) -> None:
+        vote(step, velocity)
+        stages.boundary("velocity", vars(velocity), step, sigmas.calls)
+        stages.tell(step + 1, sigmas.calls)
+
+    with parts.resident(stages, *names):
+        dit, modulation = (parts[name] for name in names)
+        steps = [step_timesteps(layout, sigmas, step) for step in range(sigmas.calls)]
+        adaln = modulation.prepare([timesteps for timesteps, _ in steps], stages)
+        with stages.stage("denoise", sigmas.calls):
+            velocity_at = predictor(dit, modulation, text, layout, steps)
+            rows, move = rows.to(parts.choices.device), parts.choices.ops.euler
+            rows = denoise(rows, layout, sigmas, velocity_at, policy, watched_vote, move=move).to("cpu")
+    return rows, flags, adaln
 
 
-def predictor(dit: DiT, modulation: Modulation, text: Tensor, layout: PackedLayout, sigmas: Sigmas) -> VelocityAt:
-    """The model as a function of step and rows: what does not change over steps is computed here, once a request."""
+def predictor(
+    dit: DiT, modulation: Modulation, text: Tensor, layout: PackedLayout, steps: Sequence[tuple[Tensor, Tensor]]
+) -> VelocityAt:
+    """The model as a function of step and rows: what does not change over steps is computed here, once a request.
+
+    `steps`: `step_timesteps` of each step; `modulation` is prepared for them.
+    """
     device = text.device
     indices = layout.text_indices, layout.video_indices, layout.audio_indices
     at = make_row_state(layout.positions_S3, layout.tags_S, indices, dit.spec, dit.dtype, device)
     refined = dit.refine(text)
-    times = [[t.to(device) for t in step_timesteps(layout, sigmas, step)] for step in range(sigmas.calls)]
+    read = static_rows([indices for _, indices in steps], at.tags)
 
     def velocity_at(step: int, rows: Rows) -> Rows:
-        timesteps, indices = times[step]
-        return Rows(*dit(rows.video, rows.audio, refined, at, modulation.at(timesteps, indices, at)))
+        return Rows(*dit(rows.video, rows.audio, refined, at, modulation.step(steps[step][0], read[step])))
 
     return velocity_at
+
+
+def static_rows(indices: Sequence[Tensor], tags_S: Tensor) -> list[StepRows]:
+    """Each step's `StepRows` on the device of the tags; neighbouring steps that read alike share one."""
+    read: list[StepRows] = []
+    for step, indices_S in enumerate(indices):
+        same = step > 0 and torch.equal(indices_S, indices[step - 1])
+        read.append(read[-1] if same else step_rows(indices_S.to(tags_S.device), tags_S))
+    return read
 
 
 def split_latents(rows: Rows, layout: PackedLayout, plan: Plan, spec: Spec) -> tuple[Tensor, Tensor]:
@@ -178,26 +269,3 @@ def split_latents(rows: Rows, layout: PackedLayout, plan: Plan, spec: Spec) -> t
     video = unpatchify(rows.video[layout.condition_video :], shape, spec.dit.patch)
     audio = rows.audio[layout.condition_audio :].reshape(AUDIO_CHANNELS, plan.audio_latents, -1).permute(0, 2, 1)
     return video, audio.contiguous()
-
-
-@torch.inference_mode()
-def decode(latents: Latents, parts: Parts, stages: Stages, *, rounding: str = "truncate") -> Generator[np.ndarray, None, None]:
-    """First the waveform, float32 [2, samples] at 32 kHz, then clips uint8 [f, H, W, 3] in order (SPEC 8.3, 9, 10)."""
-    latents.facts["flags"]["decode"] = set_flags("decode", parts.choices)
-    device, spec, plan = parts.choices.device, parts.spec, latents.plan
-    with parts.resident(stages, "video_decoder", "audio_decoder"), stages.stage("decode", plan.frames):
-        audio = latents.audio.to(device) * _sound_column(spec.audio.std, device) + _sound_column(spec.audio.mean, device)
-        yield parts["audio_decoder"].decode(audio).cpu().numpy()
-        video = latents.video.to(device)
-        video = video * _column(spec.video.std, 5).to(device) + _column(spec.video.mean, 5).to(device)
-        done = 0
-        with closing(parts["video_decoder"].clips(video)) as clips:
-            for clip in clips:
-                pixels = quantise(clip, rounding).cpu().numpy()
-                done += len(pixels)
-                stages.tell(done, plan.frames, "frames")
-                yield pixels
-
-
-def _sound_column(values: tuple[float, ...], device: torch.device) -> Tensor:
-    return torch.tensor(values, dtype=torch.float32, device=device).view(1, -1, 1)

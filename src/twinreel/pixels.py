@@ -26,7 +26,7 @@ def normalise(frames: NDArray[np.uint8], device: str | torch.device = "cpu") -> 
     """
     import torch
 
-    x_1CFHW = torch.from_numpy(np.array(frames)).to(device).permute(3, 0, 1, 2)[None]
+    x_1CFHW = torch.from_numpy(np.require(frames, requirements=["C", "W"])).to(device).permute(3, 0, 1, 2)[None]
     mean, std = _constants(x_1CFHW.device)
     # divide, subtract, divide: three fp32 roundings that a folded scale and shift would not repeat
     return (x_1CFHW.to(torch.float32).div(255.0) - mean) / std

@@ -1,7 +1,7 @@
 """Request + Spec + media shapes -> Plan: every size of the generation, decided before a weight is loaded.
 
 Pure: no file is read and nothing is drawn. What the contract itself cuts (frames to 17n+5, a reference longer than
-the target) is listed in `Plan.notes`.
+the target) is listed in `Plan.notes`; what is legal but probably not meant, in `Plan.warnings`.
 """
 
 from __future__ import annotations
@@ -11,10 +11,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from . import limits
 from .errors import RequestError
-from .request import DEFAULT_ASPECT, DEFAULT_SECONDS, Request, check_ratio, check_request, parse_aspect
-from .sources import Clip, Picture, Sound
+from .limits import aligned_frames, check_ratio, max_frames, tail_frames
+from .request import Request, check_request, parse_aspect
+from .sources import Clip, Picture, Sound, notes_of
 from .spec import AUDIO_CHANNELS, AUDIO_LATENTS_PER_SECOND, FPS, SAMPLE_RATE, Spec, VideoVAESpec
+from .wording import prompt_warnings
+
+DISTORTION = 0.02  # a keyframe whose ratio changes by more than this is reported
 
 
 @dataclass(frozen=True)
@@ -60,6 +65,8 @@ class Plan:
     shifts: tuple[float, float]
     conditions: tuple[Condition, ...] = ()
     notes: tuple[str, ...] = ()
+    warnings: tuple[str, ...] = ()
+    asked_seconds: float = 0.0  # of the request, before lengths became 17n+5 frames
 
     @property
     def calls(self) -> int:
@@ -86,17 +93,6 @@ def canvas(aspect_width: float, aspect_height: float, spec: Spec, short_edge: in
     return max(step, round(height / step) * step), max(step, round(width / step) * step)
 
 
-def tail_frames(video: VideoVAESpec) -> int:
-    """Frames past the last whole clip of an aligned length (5): what the latents kept of a clip's end decode to."""
-    return (video.clip_latents - video.token_drop) * video.time - (video.clip_latents * video.time - video.clip)
-
-
-def aligned_frames(frames: int, video: VideoVAESpec) -> int:
-    """The smallest count of the form 17n+5 that is at least `frames` (SPEC 4.2)."""
-    tail = tail_frames(video)
-    return max(0, math.ceil((frames - tail) / video.clip)) * video.clip + tail
-
-
 def latent_frames(frames: int, video: VideoVAESpec) -> int:
     """Latent frames of an aligned count: 5n+2 (SPEC 4.2); 1 for a single picture."""
     if frames == 1:
@@ -116,34 +112,34 @@ def resampled_length(samples: int, rate: int) -> int:
     return -(-samples * (SAMPLE_RATE // common) // (rate // common))
 
 
-def max_frames(spec: Spec) -> int:
-    """Frames of the longest target of this checkpoint (362 for H3): no reference is read beyond it."""
-    return aligned_frames(int(round(spec.world.max_seconds * FPS)), spec.video)
-
-
 def make_plan(request: Request, spec: Spec, sources: Sequence[Picture | Clip | Sound] = ()) -> Plan:
     """The plan of `request`, whose media are `sources` in request order (keyframes, then references).
 
     Raises RequestError naming the field. SPEC 4 throughout.
     """
-    check_request(request, spec)
+    check_request(request, spec, allow_remote=True)  # the door has decided about addresses; here there are sources
+    check_clips(request, spec, sources)
     task = request.resolved_task
     partition = spec.partition_for(task)
     assert partition is not None
     height, width = _target_canvas(request, spec, sources)
     seconds, notes = _seconds(request, spec, sources)
-    notes += [note for source in sources for note in source.notes]
+    notes += _capped(request, height, width, spec)
+    notes += [note for source in sources for note in notes_of(source)]
     asked = int(round(seconds * FPS))
     frames = aligned_frames(asked, spec.video)
     if frames != asked:
         notes.append(f"duration: {asked} frames asked, {frames} made (lengths are 17n+5 frames at {FPS} fps)")
     if request.keyframes:
-        conditions = _keyframe_conditions(request, sources, height, width, notes)
+        conditions, warnings = _keyframe_conditions(request, sources, height, width, notes)
     else:
+        warnings = []
         conditions = [
             _reference_condition(i, reference.kind, source, frames, spec, notes)
             for i, (reference, source) in enumerate(zip(request.references, sources, strict=True))
         ]
+    labels = condition_labels(conditions)
+    warnings += prompt_warnings(request.prompt, labels, must_be_named=bool(request.references))
     return Plan(
         task=task,
         partition=partition.name,
@@ -159,7 +155,63 @@ def make_plan(request: Request, spec: Spec, sources: Sequence[Picture | Clip | S
         shifts=spec.world.shifts if request.shifts is None else (float(request.shifts[0]), float(request.shifts[1])),
         conditions=tuple(conditions),
         notes=tuple(notes),
+        warnings=tuple(warnings),
+        asked_seconds=seconds,
     )
+
+
+def check_clips(request: Request, spec: Spec, sources: Sequence[Any]) -> None:
+    """Refuse references of the wrong length: each alone, and all of a kind together. RequestError names the reference.
+
+    Lengths count in 24ths of a second, so that 362 frames, our own longest output, still are 15 s. A soundtrack goes
+    with its picture and does not count as a sound.
+    """
+    limit, seconds = limits.clip_frames(spec), limits.clip_seconds(spec.world)
+    total = {"video": 0, "audio": 0}
+    for i, source in enumerate(sources[len(request.keyframes) :]):
+        if isinstance(source, Picture):
+            continue
+        kind = "video" if isinstance(source, Clip) else "audio"
+        length = len(source.frames) if isinstance(source, Clip) else limits.in_frames(source.seconds)
+        field = f"references[{i}].source"
+        if source.cut or length > limit.high:
+            raise RequestError(
+                field,
+                f"goes on after {limit.high / FPS:.2f} s; a clip lasts {seconds}, so choose a part of at most "
+                f"{seconds.high:g} s with start and end",
+            )
+        if length < limit.low:
+            raise RequestError(
+                field, f"lasts {source.seconds:.2f} s; a clip lasts {seconds}, so give at least {seconds.low:g} s"
+            )
+        total[kind] += length
+        if total[kind] > limit.high:
+            raise RequestError(
+                field,
+                f"brings the references of kind {kind} to {total[kind] / FPS:.2f} s; at most {seconds.high:g} s "
+                f"together, so cut {(total[kind] - limit.high) / FPS:.2f} s off with start and end",
+            )
+
+
+def condition_labels(conditions: Sequence[Condition]) -> list[tuple[str, tuple[str, ...]]]:
+    """Each condition's field in the request and the labels by which the prompt may name it (SPEC 3.1)."""
+    counts = {"Audio": 0, "Picture": 0, "Video": 0}
+    named = []
+    for condition in conditions:
+        kinds = ["Audio"] * bool(condition.samples)
+        kinds += {"image": ["Picture"], "video": ["Video"], "audio": []}[condition.kind]
+        for kind in kinds:
+            counts[kind] += 1
+        field = "keyframes" if condition.role == "keyframe" else "references"
+        named.append((f"{field}[{condition.source}]", tuple(f"{kind} {counts[kind]}" for kind in kinds)))
+    return named
+
+
+def _capped(request: Request, height: int, width: int, spec: Spec) -> list[str]:
+    if request.short_edge is None or min(height, width) >= request.short_edge - spec.multiple // 2:
+        return []
+    cap = spec.world.area_cap
+    return [f"short_edge: {request.short_edge} asked, {min(height, width)} made (at most {cap:,} pixels in all)"]
 
 
 def _target_canvas(request: Request, spec: Spec, sources: Sequence[Any]) -> tuple[int, int]:
@@ -179,7 +231,7 @@ def _target_canvas(request: Request, spec: Spec, sources: Sequence[Any]) -> tupl
         height, width = sources[0].pixels.shape[:2]
         check_ratio("keyframes[0].image", width, height)
         return canvas(width, height, spec, request.short_edge)
-    return canvas(*DEFAULT_ASPECT, spec, request.short_edge)
+    return canvas(*limits.ASPECTS[limits.DEFAULT_ASPECT], spec, request.short_edge)
 
 
 def _seconds(request: Request, spec: Spec, sources: Sequence[Any]) -> tuple[float, list[str]]:
@@ -189,14 +241,14 @@ def _seconds(request: Request, spec: Spec, sources: Sequence[Any]) -> tuple[floa
     sounds = [sound for sound in map(_sound_of, sources) if sound is not None]
     if request.references and len(sounds) == 1:
         seconds = sounds[0].samples.shape[1] / sounds[0].rate
-        if not world.min_seconds <= seconds <= world.max_seconds:
+        if seconds < world.min_seconds or limits.in_frames(seconds) > max_frames(spec):
             raise RequestError(
                 "duration",
-                f"was not given and the only sound lasts {seconds:.2f} s; videos last {world.min_seconds:g} to "
-                f"{world.max_seconds:g} s, so give a duration",
+                f"was not given and the only sound lasts {seconds:.2f} s; videos last {limits.durations(world)}, "
+                "so give a duration",
             )
         return seconds, [f"duration: not given, {seconds:.3f} s taken from the only sound"]
-    seconds = min(max(DEFAULT_SECONDS, world.min_seconds), world.max_seconds)
+    seconds = min(max(limits.DEFAULT_SECONDS, world.min_seconds), world.max_seconds)
     return seconds, [f"duration: not given, {seconds:g} s taken"]
 
 
@@ -206,23 +258,27 @@ def _sound_of(source: Any) -> Sound | None:
 
 def _keyframe_conditions(
     request: Request, sources: Sequence[Any], height: int, width: int, notes: list[str]
-) -> list[Condition]:
-    conditions = []
+) -> tuple[list[Condition], list[str]]:
+    conditions, warnings = [], []
     for i, (keyframe, source) in enumerate(zip(request.keyframes, sources, strict=True)):
         own_height, own_width = source.pixels.shape[:2]
-        cover = i > 0  # the second picture is cropped to cover; the first binds or takes the canvas's shape
-        if not cover and (own_height, own_width) != (height, width):
-            stretch = (width / own_width) / (height / own_height)
-            if abs(stretch - 1) > 0.02:
-                notes.append(
-                    f"keyframes[{i}]: {own_width}x{own_height} is stretched to {width}x{height}, "
-                    f"its ratio {own_width / own_height:.3f} becomes {width / height:.3f}"
-                )
+        check_ratio(f"keyframes[{i}].image", own_width, own_height)
+        # the released rule: the second picture covers; the first binds the canvas, or is stretched to it
+        cover = keyframe.fit == "cover" or (keyframe.fit == "auto" and i > 0)
+        change = (width / own_width) / (height / own_height)
+        ratios = f"its ratio {own_width / own_height:.3f}, the canvas's {width / height:.3f}"
+        sizes = f"{own_width}x{own_height} to {width}x{height}"
+        if cover and abs(change - 1) > DISTORTION:
+            lost, side = (change, "width") if change < 1 else (1 / change, "height")
+            notes.append(f"keyframes[{i}]: {sizes}, {1 - lost:.0%} of its {side} is cropped off ({ratios})")
+        elif abs(change - 1) > DISTORTION:
+            advice = "fit=cover would crop it instead" if request.size or request.aspect != "auto" else ""
+            warnings.append(f"keyframes[{i}]: distorted from {sizes}: {ratios}; {advice}".removesuffix("; "))
         anchor = "first" if keyframe.index == 0 else "last"
         conditions.append(
             Condition("image", "keyframe", i, anchor, height, width, frames=1, vae_frames=1, latents=1, cover=cover)
         )
-    return conditions
+    return conditions, warnings
 
 
 def _reference_condition(
@@ -239,9 +295,7 @@ def _reference_condition(
         rate = sound.rate
         samples = min(sound.samples.shape[1], int(frames / FPS * rate))
         if samples < sound.samples.shape[1] or sound.cut:
-            notes.append(
-                f"{field}: sound longer than the target, its first {samples / rate:.2f} s are used"
-            )
+            notes.append(f"{field}: sound longer than the target, its first {samples / rate:.2f} s are used")
         hop = SAMPLE_RATE // AUDIO_LATENTS_PER_SECOND
         audio_latents = -(-resampled_length(samples, rate) // hop)
         if samples == 0:
@@ -254,9 +308,7 @@ def _reference_condition(
     return Condition(**(clip | {"samples": samples, "rate": rate, "audio_latents": audio_latents}))
 
 
-def _clip_condition(
-    field: str, i: int, source: Clip, frames: int, spec: Spec, notes: list[str]
-) -> dict[str, Any]:
+def _clip_condition(field: str, i: int, source: Clip, frames: int, spec: Spec, notes: list[str]) -> dict[str, Any]:
     given, height, width = source.frames.shape[:3]
     used = min(given, frames)
     least = spec.video.clip + tail_frames(spec.video)
@@ -296,6 +348,7 @@ def describe_plan(plan: Plan) -> dict[str, Any]:
         "canvas": [plan.width, plan.height],
         "frames": plan.frames,
         "seconds": plan.frames / FPS,
+        "asked_seconds": plan.asked_seconds,
         "video_latents": plan.latents,
         "audio_latents": plan.audio_latents,
         "audio_channels": AUDIO_CHANNELS,
@@ -306,4 +359,5 @@ def describe_plan(plan: Plan) -> dict[str, Any]:
         "shifts": list(plan.shifts),
         "conditions": [vars(condition) for condition in plan.conditions],
         "notes": list(plan.notes),
+        "warnings": list(plan.warnings),
     }

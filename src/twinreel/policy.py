@@ -1,4 +1,7 @@
-"""Which steps call the model. One argument of the loop; the model never knows."""
+"""Which steps call the model. One argument of the loop; the model never knows.
+
+`EveryStep` is the definition; the kinds that call less often are in `policies/`.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +14,7 @@ from .noise import Rows
 
 @dataclass(frozen=True)
 class Update:
-    """What a step moves by: the velocity (rows' shapes), and rows to use instead of the loop's when one corrects them."""
+    """What a step moves by: the velocity (rows' shapes), and corrected rows to use instead of the loop's, if any."""
 
     velocity: Rows
     correction: Rows | None = None
@@ -27,11 +30,14 @@ class StepPolicy(Protocol):
     name: str
 
     def update(self, step: int, rows: Rows, call: Callable[[], Rows]) -> Update:
-        """The step's update; `call` runs the model on the rows."""
+        """The step's update; `call` runs the model on the rows.
+
+        The loop writes over `rows` after each step, so a policy that remembers them keeps a copy.
+        """
         ...
 
     def report(self) -> dict[str, Any]:
-        """What was computed, for the report."""
+        """What was computed, for the report: plain JSON values, `warning` when the policy did nothing."""
         ...
 
 

@@ -15,26 +15,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
-import torch
-from torch import Tensor
 
 from .errors import CheckpointError, RequestError
-from .spec import FPS, TAG_TEXT, TAG_VIDEO, ProcessorSpec, Spec, TextSpec
+from .sources import Prepared
+from .spec import FPS, PROJECT_TOKENS, TAG_TEXT, TAG_VIDEO, ProcessorSpec, Spec, TextSpec
 
 if TYPE_CHECKING:
-    from .media_in import Prepared
+    from torch import Tensor
+
     from .plan import Condition, Plan
 
-# The tokens that the checkpoint adds to Qwen's and that a prompt may use; everything else special is plain text.
-PROJECT_TOKENS = (
-    "<d>",
-    "</d>",
-    "<|cutoff|>",
-    "<|lyrics_start|>",
-    "<|lyrics_end|>",
-    "<|caption_start|>",
-    "<|caption_end|>",
-)
 SAMPLED_FPS = 2  # the rate at which the conditioner sees a video
 TEXT_TYPE, PAD_TYPES = 0, {"image": 1, "video": 2}
 
@@ -135,6 +125,21 @@ def present(plan: Plan, inputs: Sequence[Prepared], tokenizer: Tokenizer, spec: 
     `inputs` are the prepared sources, one a condition. Pixels are chosen here and changed by `vision_patches`. Raises
     RequestError (`references[i]`) for a video too short to be seen.
     """
+    page, visions = _lay_out(plan, inputs, tokenizer, spec)
+    return page.prompt(visions)
+
+
+def count_tokens(plan: Plan, tokenizer: Tokenizer, spec: Spec) -> int:
+    """How many tokens `present` makes of `plan`, without its media and without torch."""
+    inputs = []
+    for condition in plan.conditions:
+        shape = (condition.frames, condition.height, condition.width, 3)
+        # a view of one byte: only the shape is looked at
+        inputs.append(Prepared(np.broadcast_to(np.uint8(0), shape) if condition.frames else None, None))
+    return len(_lay_out(plan, inputs, tokenizer, spec)[0].ids)
+
+
+def _lay_out(plan: Plan, inputs: Sequence[Prepared], tokenizer: Tokenizer, spec: Spec) -> tuple[_Page, list[Vision]]:
     assert len(inputs) == len(plan.conditions), "one prepared input a condition"
     page = _Page(tokenizer, spec)
     counts = {"Audio": 0, "Picture": 0, "Video": 0}
@@ -160,7 +165,7 @@ def present(plan: Plan, inputs: Sequence[Prepared], tokenizer: Tokenizer, spec: 
             page.text(f"<{timestamp:.1f} seconds>")
             page.block(vision)
     page.text(plan.prompt)
-    return page.prompt(visions)
+    return page, visions
 
 
 class _Page:
@@ -188,6 +193,8 @@ class _Page:
         self.types += [TEXT_TYPE] + [PAD_TYPES[vision.kind]] * pads + [TEXT_TYPE]
 
     def prompt(self, visions: Sequence[Vision]) -> Prompt:
+        import torch
+
         ids, tags, types = (torch.tensor(values, dtype=torch.int64) for values in (self.ids, self.tags, self.types))
         return Prompt(ids, tags, types, tuple(visions))
 
@@ -250,6 +257,8 @@ def vision_patches(vision: Vision, processor: ProcessorSpec) -> Tensor:
 
     P = t x h x w of `vision.grid`; rows run over temporal slices, then 2x2 merge blocks, then the four of a block.
     """
+    import torch
+
     patch, merge, group = processor.patch, processor.merge, processor.temporal_patch
     slices, rows, columns = vision.grid
     pixels = torch.tensor(vision.frames).permute(0, 3, 1, 2)

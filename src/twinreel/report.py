@@ -6,7 +6,9 @@ import hashlib
 import json
 import os
 import platform
+import re
 import secrets
+import shutil
 import sys
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -17,7 +19,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from .output import sidecar_path
+
 BLOCK = 1 << 20
+HIDDEN = "(private)"
+PRIVATE_NAMES = ("prompt", "uri", "path", "model", "profile")
 PACKAGES = ("torch", "transformers", "av", "numpy", "pillow", "safetensors")
 
 
@@ -76,19 +82,14 @@ def versions() -> dict[str, str | None]:
     return found
 
 
-def sidecar_path(path: str | os.PathLike[str]) -> Path:
-    """Where the report of `path` lies: `out.mp4` has `out.json`."""
-    path = Path(path)
-    return path.with_suffix(".json") if path.suffix != ".json" else path.with_name(path.name + ".json")
-
-
 def write_report(path: str | os.PathLike[str], report: Mapping[str, Any]) -> Path:
     """Write the report beside the finished file `path`, atomically. Returns the report's path.
 
     Values are plain JSON; `sha256.file` and `versions` are added when absent.
     """
     hashes = {**report.get("sha256", {})}
-    hashes.setdefault("file", hash_file(path))
+    if Path(path).is_file():
+        hashes.setdefault("file", hash_file(path))
     whole = {**report, "file": Path(path).name, "sha256": hashes}
     whole.setdefault("versions", versions())
     target = sidecar_path(path)
@@ -99,10 +100,70 @@ def write_report(path: str | os.PathLike[str], report: Mapping[str, Any]) -> Pat
 
 @contextmanager
 def replacing(target: Path) -> Iterator[Path]:
-    """A temporary path in the folder of `target`, renamed onto it on success and removed on any failure."""
+    """A temporary path in the folder of `target`, renamed onto it on success and removed on any failure.
+
+    The caller makes it a file or a folder. A file replaces in one step; a folder that is in the way is first set
+    aside. What was written is on the disk before it gets its name.
+    """
     temporary = target.with_name(f".{target.name}.{os.getpid()}-{secrets.token_hex(4)}.part")
+    aside = temporary.with_suffix(".old")
     try:
         yield temporary
+        for path in sorted(temporary.iterdir()) if temporary.is_dir() else (temporary,):
+            _flush(path)
+        if temporary.is_dir() and target.is_dir():
+            os.rename(target, aside)
         os.replace(temporary, target)
     finally:
-        temporary.unlink(missing_ok=True)
+        for left in (temporary, aside):
+            if left.is_dir():
+                shutil.rmtree(left, ignore_errors=True)
+            else:
+                left.unlink(missing_ok=True)
+
+
+def _flush(path: Path) -> None:
+    with open(path, "rb") as file:
+        os.fsync(file.fileno())
+
+
+def without_private(report: Mapping[str, Any], secrets_in: Iterable[str]) -> dict[str, Any]:
+    """A copy of `report` in which the prompt, addresses and paths read `(private)`.
+
+    `secrets_in` are more words to hide; they and what is found under known names are also hidden inside other texts,
+    such as notes that name a file.
+    """
+    words = {word for word in (*secrets_in, *_named(report)) if word}
+    words |= {Path(word).name for word in words if "/" in word}
+    # the longest first, so that a path goes whole before its last part would; short words only where they stand alone
+    ordered = sorted(words, key=len, reverse=True)
+
+    def hide(value: Any) -> Any:
+        if isinstance(value, Mapping):
+            return {key: hide(item) for key, item in value.items()}
+        if isinstance(value, list | tuple):
+            return [hide(item) for item in value]
+        if not isinstance(value, str):
+            return value
+        for word in ordered:
+            value = HIDDEN if value == word else value.replace(word, HIDDEN) if len(word) > 3 else value
+        return value
+
+    return hide(report)
+
+
+def _named(value: Any) -> Iterator[str]:
+    """Texts that stand under a name of something private, at any depth."""
+    if isinstance(value, Mapping):
+        for key, item in value.items():
+            if key in PRIVATE_NAMES and isinstance(item, str):
+                yield item
+            elif key == "policy" and isinstance(item, str):
+                yield from re.findall(r"profile=([^,]+)", item)
+            elif key == "components" and isinstance(item, Mapping):
+                yield from item.values()
+            else:
+                yield from _named(item)
+    elif isinstance(value, list | tuple):
+        for item in value:
+            yield from _named(item)

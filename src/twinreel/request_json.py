@@ -2,22 +2,54 @@
 
 from __future__ import annotations
 
+import difflib
 import json
 from collections.abc import Mapping
 from typing import Any
 
 from .errors import RequestError
-from .request import REFERENCE_KINDS, Keyframe, Reference, Request
+from .limits import FITS, REFERENCE_KINDS, check_choice, check_text, shown
+from .policy_options import format_policy, parse_policy
+from .request import Keyframe, Reference, Request
 
-_TOP = ("task", "prompt", "conditions", "target", "seed", "num_inference_steps", "flow_shift", "audio_flow_shift", "noise")
-_TARGET = ("short_edge", "aspect_ratio", "duration_seconds", "width", "height")
-_KEYFRAME = ("type", "uri", "role", "frame_index")
-_REFERENCE = ("type", "uri", "role", "start_time_seconds", "end_time_seconds")
-_REFUSED = {
-    "guidance_scale": "the released model is guidance distilled; there is nothing to scale",
+TOP = (
+    *("task", "prompt", "conditions", "target", "seed", "num_inference_steps"),
+    *("flow_shift", "audio_flow_shift", "noise", "policy"),
+)
+TARGET = ("short_edge", "aspect_ratio", "duration_seconds", "width", "height")
+KEYFRAME = ("type", "uri", "role", "frame_index", "fit")
+REFERENCE = ("type", "uri", "role", "start_time_seconds", "end_time_seconds")
+ROLES = ("keyframe", "reference")
+_GUIDANCE = "the released model is guidance distilled; there is nothing to scale"
+_LENGTH = "the length is target.duration_seconds"
+_ONE = "a request makes one video; send several requests with several seeds"
+_ENLARGE = "the model makes what target asks for; there is no second pass"
+# Fields that other servers take and that mean nothing here, with the reason.
+REFUSED = {
+    "guidance_scale": _GUIDANCE,
+    "guidance_scale_2": _GUIDANCE,
+    "cfg_scale": _GUIDANCE,
+    "true_cfg_scale": _GUIDANCE,
     "negative_prompt": "the released model has no negative branch; say what you want in the prompt",
-    "num_frames": "the length is target.duration_seconds",
+    "num_frames": _LENGTH,
+    "frames": _LENGTH,
+    "seconds": _LENGTH,
     "fps": "the model always makes 24 frames a second",
+    "size": "the canvas is target.width and target.height, or target.aspect_ratio",
+    "n": _ONE,
+    "num_outputs_per_prompt": _ONE,
+    "num_videos_per_prompt": _ONE,
+    "quality": "there is one model; num_inference_steps and the canvas decide",
+    "model": "the server runs the weights it was started with",
+    "input_reference": "media are listed in conditions",
+    "image": "media are listed in conditions",
+    "strength": "references enter whole; there is nothing to weigh",
+    "scheduler": "the checkpoint has one schedule; its shifts are flow_shift and audio_flow_shift",
+    "reference_resize_mode": "references follow the released rule",
+    "upscale": _ENLARGE,
+    "enable_upscaling": _ENLARGE,
+    "enable_frame_interpolation": _ENLARGE,
+    **dict.fromkeys(TARGET, "it belongs inside target"),
 }
 
 
@@ -28,15 +60,15 @@ def parse_json(text: str | bytes) -> Request:
         keys = [key for key, _ in items]
         for key in keys:
             if keys.count(key) > 1:
-                raise RequestError(key, "stands twice in one JSON object; keep one")
+                raise RequestError(_printable(key), "stands twice in one JSON object; keep one")
         return dict(items)
 
     def constant(name: str) -> Any:
-        raise RequestError("request", f"holds {name}, which is not a JSON number")
+        raise RequestError("request", f"holds {name}, which is not a JSON number; leave the field out")
 
     try:
         body = json.loads(text, object_pairs_hook=pairs, parse_constant=constant)
-    except (json.JSONDecodeError, UnicodeDecodeError, RecursionError) as error:
+    except (ValueError, RecursionError) as error:  # damaged, not UTF-8, too deep, or a number of thousands of digits
         raise RequestError("request", f"is not JSON: {error}") from None
     return request_from_json(body)
 
@@ -44,27 +76,30 @@ def parse_json(text: str | bytes) -> Request:
 def request_from_json(body: Any) -> Request:
     """A `Request` from a decoded JSON object; unknown fields are refused by name. Raises RequestError."""
     body = _object("request", body)
-    for name, reason in _REFUSED.items():
-        if name in body:
-            raise RequestError(name, f"is not taken: {reason}")
-    _known("", body, _TOP)
+    _known("", body, TOP, REFUSED)
     target = _object("target", body.get("target", {}))
-    _known("target.", target, _TARGET)
+    _known("target.", target, TARGET, REFUSED)
     conditions = body.get("conditions", [])
     if not isinstance(conditions, list):
         raise RequestError("conditions", f"got {type(conditions).__name__}; a list is needed")
     made = [_condition(i, condition) for i, condition in enumerate(conditions)]
-    given: dict[str, Any] = {"prompt": body.get("prompt", ""), "task": body.get("task", "auto")}
+    if "prompt" not in body:
+        raise RequestError("prompt", "is missing; describe the picture and the sound")
+    given: dict[str, Any] = {"prompt": body["prompt"]}
     for name, source, key in (
+        ("task", body, "task"),
         ("duration", target, "duration_seconds"),
         ("aspect", target, "aspect_ratio"),
         ("short_edge", target, "short_edge"),
         ("seed", body, "seed"),
         ("steps", body, "num_inference_steps"),
         ("noise", body, "noise"),
+        ("policy", body, "policy"),
     ):
-        if source.get(key) is not None:
+        if key in source:
             given[name] = source[key]
+    if "policy" in given:
+        check_text("policy", given["policy"])
     return Request(
         **given,
         keyframes=tuple(item for item in made if isinstance(item, Keyframe)),
@@ -77,12 +112,12 @@ def request_from_json(body: Any) -> Request:
 def request_to_json(request: Request) -> dict[str, Any]:
     """The JSON object of `request`; in-memory media are named by their type, since they have no address."""
     body: dict[str, Any] = {"task": request.resolved_task, "prompt": request.prompt}
-    body["conditions"] = [
-        {"type": "image", "uri": _address(k.image), "role": "keyframe", "frame_index": k.index}
-        for k in request.keyframes
-    ]
+    body["conditions"] = []
+    for keyframe in request.keyframes:
+        item = {"type": "image", "uri": _address(keyframe.image), "role": "keyframe", "frame_index": keyframe.index}
+        body["conditions"].append(item if keyframe.fit == "auto" else item | {"fit": keyframe.fit})
     for reference in request.references:
-        item: dict[str, Any] = {"type": reference.kind, "uri": _address(reference.source), "role": "reference"}
+        item = {"type": reference.kind, "uri": _address(reference.source), "role": "reference"}
         if reference.start is not None:
             item["start_time_seconds"] = reference.start
         if reference.end is not None:
@@ -96,6 +131,9 @@ def request_to_json(request: Request) -> dict[str, Any]:
     body |= {"seed": request.seed, "num_inference_steps": request.steps, "noise": request.noise}
     if request.shifts is not None:
         body["flow_shift"], body["audio_flow_shift"] = request.shifts
+    policy = format_policy(parse_policy(request.policy))
+    if policy != "every-step":
+        body["policy"] = policy
     return body
 
 
@@ -111,40 +149,49 @@ def _object(field: str, value: Any) -> Mapping[str, Any]:
     return value
 
 
-def _known(prefix: str, given: Mapping[str, Any], allowed: tuple[str, ...]) -> None:
-    for name in given:
-        if name not in allowed:
-            raise RequestError(f"{prefix}{name}", f"is not a field; known are {', '.join(allowed)}")
+def _printable(name: str) -> str:
+    return name if name.isprintable() and len(name) < 60 else shown(name)
+
+
+def _known(
+    prefix: str, given: Mapping[str, Any], allowed: tuple[str, ...], refused: Mapping[str, str] | None = None
+) -> None:
+    for name, value in given.items():
+        field = f"{prefix}{_printable(name)}"
+        if name in allowed:
+            if value is None:
+                raise RequestError(field, "is null; leave it out, or give a value")
+        elif refused and name in refused:
+            raise RequestError(field, f"is not taken: {refused[name]}")
+        else:
+            near = difflib.get_close_matches(name[:60], allowed, n=1)
+            meant = f"did you mean {near[0]}?" if near else f"known are {', '.join(allowed)}"
+            raise RequestError(field, f"is not a field; {meant}")
 
 
 def _condition(i: int, condition: Any) -> Keyframe | Reference:
     field = f"conditions[{i}]"
     role = _object(field, condition).get("role")
-    if role not in ("keyframe", "reference"):
-        raise RequestError(f"{field}.role", f"got {role!r}; use keyframe or reference")
+    check_choice(f"{field}.role", role, ROLES)
     keyframe = role == "keyframe"
-    _known(f"{field}.", condition, _KEYFRAME if keyframe else _REFERENCE)
+    _known(f"{field}.", condition, KEYFRAME if keyframe else REFERENCE)
     uri = condition.get("uri")
-    if not isinstance(uri, str) or not uri:
-        raise RequestError(f"{field}.uri", f"got {uri!r}; a path, a file: or a data: address is needed")
-    kind = condition.get("type")
+    check_text(f"{field}.uri", uri)
+    if not uri.strip():
+        raise RequestError(f"{field}.uri", f"got {shown(uri)}; a path, a file: or a data: address is needed")
+    check_choice(f"{field}.type", condition.get("type"), ("image",) if keyframe else REFERENCE_KINDS)
     if keyframe:
-        if kind != "image":
-            raise RequestError(f"{field}.type", f"got {kind!r}; a keyframe is an image")
-        index = condition.get("frame_index")
-        if isinstance(index, bool) or index not in (0, -1):
-            raise RequestError(f"{field}.frame_index", f"got {index!r}; use 0 (first) or -1 (last)")
-        return Keyframe(uri, index)
-    if kind not in REFERENCE_KINDS:
-        raise RequestError(f"{field}.type", f"got {kind!r}; use {', '.join(REFERENCE_KINDS)}")
-    return Reference(kind, uri, condition.get("start_time_seconds"), condition.get("end_time_seconds"))
+        fit = condition.get("fit", "auto")
+        check_choice(f"{field}.frame_index", condition.get("frame_index"), (0, -1))
+        check_choice(f"{field}.fit", fit, FITS)
+        return Keyframe(uri, condition["frame_index"], fit)
+    return Reference(condition["type"], uri, condition.get("start_time_seconds"), condition.get("end_time_seconds"))
 
 
 def _pair(given: Mapping[str, Any], first: str, second: str, prefix: str) -> tuple[Any, Any] | None:
-    a, b = given.get(first), given.get(second)
-    if a is None and b is None:
+    if first not in given and second not in given:
         return None
-    if a is None or b is None:
-        missing = first if a is None else second
-        raise RequestError(f"{prefix}{missing}", f"is missing; {first} and {second} come together")
-    return a, b
+    for name in (first, second):
+        if name not in given:
+            raise RequestError(f"{prefix}{name}", f"is missing; {first} and {second} come together")
+    return given[first], given[second]

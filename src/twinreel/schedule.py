@@ -48,16 +48,32 @@ def make_sigmas(steps: int, shifts: tuple[float, float]) -> Sigmas:
     return Sigmas(video, audio)
 
 
-def euler(x: Tensor, velocity: Tensor, grid: Grid, step: int) -> Tensor:
-    """One Euler step of fp32 rows `x` along the data-ward `velocity` (same shape): a new tensor, same device.
+Factors = tuple[float, float, float]
+
+
+def factors(grid: Grid, step: int) -> Factors:
+    """sigma, ratio and 1 - ratio of one Euler step, each a float32 value.
 
     Sigma of the denoised estimate is recovered from the timestep the model saw (below 0.5 the round trip `1 - (1 - s)`
-    is not exact), while the ratio uses the stored grid; each product and each sum rounds once.
+    is not exact), while the ratio uses the stored grid.
     """
-    # 0-dim CPU tensors meet CUDA rows as scalars, without a copy or a synchronisation.
-    denoised = x + (1 - grid.times[step]) * velocity
     ratio = grid.sigmas[step + 1] / grid.sigmas[step]
-    return ratio * x + (1.0 - ratio) * denoised
+    return (1 - grid.times[step]).item(), ratio.item(), (1.0 - ratio).item()
+
+
+def moved(x: Tensor, velocity: Tensor, values: Factors) -> Tensor:
+    """fp32 rows `x` one Euler step along the data-ward `velocity` (same shape): a new tensor, same device.
+
+    Each product and each sum rounds once.
+    """
+    sigma, ratio, rest = values
+    denoised = x + sigma * velocity
+    return ratio * x + rest * denoised
+
+
+def euler(x: Tensor, velocity: Tensor, grid: Grid, step: int) -> Tensor:
+    """`moved` by a step of `grid`."""
+    return moved(x, velocity, factors(grid, step))
 
 
 def step_timesteps(layout: PackedLayout, sigmas: Sigmas, step: int) -> tuple[Tensor, Tensor]:

@@ -13,8 +13,8 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from .errors import RequestError
+from .limits import check_ratio
 from .plan import canvas
-from .request import check_ratio
 from .sources import Sound
 from .spec import FPS, Spec
 
@@ -113,6 +113,10 @@ class FrameSlots:
         slot = self._slot(position)
         self._show_until(slot)
         self._waiting = (slot, pixels)
+
+    def restart(self) -> None:
+        """Forget the frame that waits for its successor: the next one comes from another place."""
+        self._waiting = None
 
     def close(self, position: float | Fraction) -> None:
         """The source's end, in 24ths of a second."""

@@ -21,6 +21,16 @@ PIXEL_STD = (0.229, 0.224, 0.225)
 POSTERIOR_SEED = 42
 CONDITION_TIME = 0.999
 AUDIO_CONDITION_TIME = 1.0
+# The tokens that the checkpoint adds to Qwen's and that a prompt may use; everything else special is plain text.
+PROJECT_TOKENS = (
+    "<d>",
+    "</d>",
+    "<|cutoff|>",
+    "<|lyrics_start|>",
+    "<|lyrics_end|>",
+    "<|caption_start|>",
+    "<|caption_end|>",
+)
 
 
 @dataclass(frozen=True)
@@ -176,13 +186,18 @@ class AudioVAESpec:
 
 @dataclass(frozen=True)
 class World:
-    """What a checkpoint can be asked for (SPEC 4): canvases in pixels, durations in seconds."""
+    """What a checkpoint can be asked for (SPEC 4): canvases in pixels, durations in seconds.
+
+    `min_clip_seconds` to `max_clip_seconds` is a video or audio reference; the latter also bounds all of a kind together.
+    """
 
     short_edge: int = 768
     area_cap: int = 768 * 1344
     reference_edge: int = 2048
     min_seconds: float = 4.0
     max_seconds: float = 15.0
+    min_clip_seconds: float = 2.0
+    max_clip_seconds: float = 15.0
     shifts: tuple[float, float] = (12.0, 3.0)
 
 

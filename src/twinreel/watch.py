@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 
 @dataclass(frozen=True)
@@ -31,11 +31,28 @@ def ignore(event: Event) -> None:
     """The watch that looks away."""
 
 
-class Stages:
-    """Times and peak memory of the stages of one request, and the events that tell of them."""
+class Boundary(Protocol):
+    """Receives the values between stages, as they pass: tensors or arrays by name, on whatever device they are.
 
-    def __init__(self, watch: Watch, device: Any) -> None:
+    `part` of `parts` counts values that come several times: steps for `velocity`, clips (of an unknown number, 0) for
+    `frames`. It must not change them, and copies what it keeps.
+    """
+
+    def __call__(self, name: str, values: Mapping[str, Any], part: int = 0, parts: int = 1) -> None:
+        """Take one boundary."""
+        ...
+
+
+def pass_by(name: str, values: Mapping[str, Any], part: int = 0, parts: int = 1) -> None:
+    """The boundary that keeps nothing."""
+
+
+class Stages:
+    """Times and peak memory of a request's stages, the events that tell of them, and `boundary` for their values."""
+
+    def __init__(self, watch: Watch, device: Any, boundary: Boundary | None = None) -> None:
         self._watch, self._device = watch, device
+        self.boundary: Boundary = boundary or pass_by
         self.records: dict[str, dict[str, float]] = {}
         self._stage, self._start = "", 0.0
 

@@ -67,8 +67,7 @@ def oracle_latents(
     if task == "ref2va":
         inputs["audio_condition_latents"] = list(conditions.sounds)
         inputs["normalized_references"] = [
-            SimpleNamespace(kind=condition.kind, has_audio=condition.audio_latents > 0)
-            for condition in plan.conditions
+            SimpleNamespace(kind=condition.kind, has_audio=condition.audio_latents > 0) for condition in plan.conditions
         ]
     state = pipe(**inputs)
     return state.get("latents"), state.get("audio_latents")

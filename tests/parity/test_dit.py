@@ -8,9 +8,9 @@ pytest.importorskip("diffusers")
 
 import torch  # noqa: E402
 from diffusers import MiniMaxH3Scheduler  # noqa: E402
-from dit_pair import Packed, Pair, make_pair, oracle, pack  # noqa: E402
 from torch import Tensor  # noqa: E402
 
+from dit_pair import Packed, Pair, make_pair, oracle, pack  # noqa: E402
 from golden_dit import ODD, TINY, diffusers_shapes  # noqa: E402
 from twinreel.models.dit import rope_table  # noqa: E402
 

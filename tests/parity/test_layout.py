@@ -59,7 +59,9 @@ def test_keyframe_layouts(anchors: tuple[str, ...]) -> None:
         same(build_layout(plan(T, h, w, A, conditions), tags, SPEC), theirs)
 
 
-def random_reference(rng: random.Random, i: int) -> tuple[Condition, SimpleNamespace, torch.Tensor | None, torch.Tensor | None]:
+def random_reference(
+    rng: random.Random, i: int
+) -> tuple[Condition, SimpleNamespace, torch.Tensor | None, torch.Tensor | None]:
     kind = rng.choice(("image", "video", "video", "audio"))
     h, w = rng.choice(((64, 96), (48, 84), (32, 32), (4, 6), (126, 32)))
     T = rng.choice((7, 17, 37, 57)) if kind == "video" else 1

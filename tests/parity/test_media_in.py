@@ -28,7 +28,7 @@ RATES = (7.5, 12.0, 23.976, 24.0, 25.0, 29.97, 30.0, 50.0, 59.94, 60.0)
 @pytest.mark.parametrize(("fps", "shape"), list(product(RATES, [(64, 64), (60, 100), (100, 48)])))
 def test_clips_equal_the_oracle(fps: float, shape: tuple[int, int]):
     rng = np.random.default_rng(0)
-    frames = rng.integers(0, 256, (75, *shape, 3), dtype=np.uint8)
+    frames = rng.integers(0, 256, (int(3.2 * fps), *shape, 3), dtype=np.uint8)
     expected = Oracle._normalize_video_condition(frames, fps, 107, 32, 64, 64 * 112, 24)
     request = Request("a", references=(Reference("video", Clip(frames, fps)),), duration=4.0)
     sources = [read_source(request.references[0], SPEC, 362)]

@@ -35,37 +35,52 @@ class Pace:
 
 @dataclass(frozen=True)
 class VideoRecipe:
-    """The video VAE. `attention` weighs the loss towards pixels that differ from their scene's own background."""
+    """The video VAE. A canvas named more often is drawn more often. `emphasis` is the extra weight of coloured pixels
+    and their outlines, `squares` and `edges` those of squared errors and of errors in differences, `kl` that of the
+    latents' size. `scenes` a canvas, `kept` windows for the decoder's own run per mention of a canvas, `unseen` windows
+    to check with."""
 
     pace: Pace = Pace(batch=24, rate=1e-3)
     decoder_pace: Pace = Pace(batch=64, rate=8e-4)
     canvases: tuple[tuple[int, int], ...] = ((224, 128), (224, 128), (224, 128), (128, 128), (128, 224))
+    scenes: int = 2048
+    kept: int = 3072
+    unseen: int = 128
     emphasis: float = 4.0
     squares: float = 2.0
     edges: float = 0.5
-    kl: float = 2e-4
+    kl: float = 1e-3
 
 
 @dataclass(frozen=True)
 class AudioRecipe:
-    """The audio VAE: `teacher` is the share of the run in which the decoder reads the linear basis' own latents."""
+    """The audio VAE: stretches of `window` latents; the spectral loss has its full weight from `spectral_from` on."""
 
-    pace: Pace = Pace(batch=64, rate=1e-3)
+    pace: Pace = Pace(batch=64, rate=1.5e-3, warmup=0.03)
     window: int = 16
-    teacher: float = 0.35
-    basis: float = 0.3
+    scenes: int = 3072
+    unseen: int = 512
     spectral: float = 0.3
-    noise: float = 0.02
+    spectral_from: float = 0.2
 
 
 @dataclass(frozen=True)
 class DitRecipe:
-    """The DiT with its conditioner. `late` is the share of draws pushed towards the clean end."""
+    """The DiT with its conditioner. `late` is the share of draws pushed towards the clean end; a piece encodes `scenes`
+    scenes of its own, `shelves` says of which (canvas, frames, share); `tasks` are names and shares."""
 
-    pace: Pace = Pace(batch=96, rate=1.2e-3)
+    pace: Pace = Pace(batch=80, rate=1.2e-3)
     late: float = 0.3
     scenes: int = 6144
-    edge_scenes: int = 1536
+    measured: int = 256
+    unseen: int = 64
+    shelves: tuple[tuple[tuple[int, int], int, float], ...] = (
+        ((224, 128), 124, 0.6),
+        ((128, 128), 124, 0.14),
+        ((128, 224), 124, 0.1),
+        ((224, 128), 107, 0.08),
+        ((224, 128), 158, 0.08),
+    )
     tasks: tuple[tuple[str, float], ...] = (
         ("t2va", 0.5),
         ("first", 0.14),
@@ -126,7 +141,7 @@ def demo_spec() -> Spec:
         ),
         audio=AudioVAESpec(
             encoder_dim=8, encoder_rates=(5, 5, 4, 8), latent_dim=256, decoder_dim=128, decoder_rates=(8, 5, 5, 4),
-            decoder_kernels=(16, 15, 15, 8), resblock_kernels=(3, 7), resblock_dilations=((1, 3, 5), (1, 3, 5)),
+            decoder_kernels=(16, 15, 15, 8), resblock_kernels=(3, 7), resblock_dilations=((1, 3), (1, 3)),
             dtype="bfloat16",
         ),
         world=World(short_edge=128, area_cap=128 * 224, reference_edge=128, min_seconds=4.0, max_seconds=6.0),
@@ -148,9 +163,10 @@ def smoke() -> Recipe:
         video=replace(spec.video, channels=(32,) * 6, decoder_layers=1, decoder_heads=2, decoder_head_dim=32),
         audio=replace(spec.audio, encoder_dim=2, decoder_dim=32),
     )
+    pace = Pace(2, 1e-3, log_every=1)
     return Recipe(
         spec,
-        VideoRecipe(Pace(2, 1e-3, log_every=1), Pace(2, 1e-3, log_every=1), canvases=((128, 128),)),
-        AudioRecipe(Pace(4, 1e-3, log_every=1), window=8),
-        DitRecipe(Pace(2, 1e-3, log_every=1), scenes=2, edge_scenes=0),
+        VideoRecipe(pace, pace, canvases=((64, 64),), scenes=4, kept=4, unseen=2),
+        AudioRecipe(replace(pace, batch=4), window=8, scenes=4, unseen=4),
+        DitRecipe(pace, scenes=2, measured=1, unseen=2, shelves=(((64, 64), 107, 1.0),)),
     )

@@ -1,4 +1,4 @@
-"""Pixels of scenes: anti-aliased shapes on plain or lightly graded backgrounds, vectorised over a batch, on any device."""
+"""Pixels of scenes: anti-aliased shapes on plain or lightly graded grounds, vectorised over a batch, on any device."""
 
 from __future__ import annotations
 
@@ -33,7 +33,11 @@ def render_video(
     count = scenes[0].frames if frames is None else frames
     indices = torch.arange(count) if isinstance(count, int) else torch.as_tensor(count)
     times_BF = (indices.to(torch.float64) / FPS).expand(len(scenes), -1)
-    crop_B4 = torch.as_tensor(window or (0, 0, scenes[0].height, scenes[0].width)) if not isinstance(window, Tensor) else window
+    crop_B4 = (
+        torch.as_tensor(window or (0, 0, scenes[0].height, scenes[0].width))
+        if not isinstance(window, Tensor)
+        else window
+    )
     crop_B4 = crop_B4.cpu().expand(len(scenes), 4)
     height, width = (int(n) for n in crop_B4[0, 2:])
     out = torch.empty((*times_BF.shape, height, width, 3), dtype=torch.uint8, device=device)
@@ -80,7 +84,7 @@ def _ground(scenes: Sequence[Scene], y_BH: Tensor, width: int) -> Tensor:
 
 
 def _cover(shapes: Sequence[str], dx_BFW: Tensor, dy_BFH: Tensor, size_B1: Tensor) -> Tensor:
-    """Anti-aliased coverage float32 [B, F, H, W]: the signed distance to the outline, half a pixel soft on each side."""
+    """Anti-aliased coverage float32 [B, F, H, W]: signed distance to the outline, half a pixel soft on each side."""
     out = dx_BFW.new_empty((*dy_BFH.shape, dx_BFW.shape[-1]))
     for shape in SHAPES:
         chosen = [i for i, s in enumerate(shapes) if s == shape]
@@ -116,11 +120,15 @@ def _triangle(dx: Tensor, dy: Tensor, size: Tensor) -> Tensor:
 _SHAPE = {"ball": _ball, "square": _square, "triangle": _triangle}
 
 
-def render_reference_images(things: Sequence[Thing], device: torch.device | str, edge: int = 128, shade: float = 112) -> Tensor:
+def render_reference_images(
+    things: Sequence[Thing], device: torch.device | str, edge: int = 128, shade: float = 112
+) -> Tensor:
     """A still of each thing, large and centred on plain grey: uint8 [B, edge, edge, 3]."""
     middle, size = edge / 2, edge * 0.3
     stills = [
-        Scene(0, (Thing(t.shape, t.color, size, "rest", "middle", middle, middle),), "grey", shade, 0, edge, edge, edge, 1)
+        Scene(
+            0, (Thing(t.shape, t.color, size, "rest", "middle", middle, middle),), "grey", shade, 0, edge, edge, edge, 1
+        )
         for t in things
     ]
     return render_video(stills, device)[:, 0]

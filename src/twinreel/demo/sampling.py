@@ -77,8 +77,7 @@ def _place_thing(random: Random, scene: Scene, color: str, motion: str, two: boo
     size = random.uniform(0.128, 0.15 if motion == "orbit" else 0.16) * short
     places = ("left", "right") if two else PLACES
     thing = Thing(random.choice(SHAPES), color, size, motion, random.choice(places), 0.0, 0.0)
-    make: Callable[[Random, Scene, Thing], Thing] = {"bounce": _bounce, "slide": _slide, "orbit": _orbit, "appear": _appear}[motion]
-    return make(random, scene, thing)
+    return _MAKE[motion](random, scene, thing)
 
 
 def _across(random: Random, scene: Scene, place: str, margin: float) -> float:
@@ -93,7 +92,7 @@ def _bounce(random: Random, scene: Scene, thing: Thing) -> Thing:
     reach = random.uniform(0.72, 1.0) * min(room, 90)
     while True:
         period = random.uniform(0.9, 1.3)
-        start = random.uniform(FIRST, FIRST + 0.75 * period)
+        start = random.uniform(FIRST, period)  # below one period: nothing lands before it
         after = (scene.seconds - start) % period
         if after > LAST:
             break
@@ -129,6 +128,14 @@ def _appear(random: Random, scene: Scene, thing: Thing) -> Thing:
     y = random.uniform(0.35, 0.65) * scene.height
     start = random.randint(FPS // 2, math.floor(0.55 * scene.frames)) / FPS
     return replace(thing, x=x, y=y, start=start)
+
+
+_MAKE: dict[str, Callable[[Random, Scene, Thing], Thing]] = {
+    "bounce": _bounce,
+    "slide": _slide,
+    "orbit": _orbit,
+    "appear": _appear,
+}
 
 
 def _give_sound(random: Random, thing: Thing, sound: str | None) -> Thing:

@@ -6,6 +6,7 @@ of SPEC 13.7.
 
 from __future__ import annotations
 
+import hashlib
 import json
 import math
 import os
@@ -17,13 +18,13 @@ from typing import TYPE_CHECKING, Any
 
 from ..errors import ConfigError
 from ..spec import AudioVAESpec, DiTSpec, Partition, ProcessorSpec, Spec, TextSpec, VideoVAESpec, World
+from ..weights import keymap
 from . import tiny_configs as configs
 from .tiny_tokenizer import VOCAB, token_ids, write_tokenizer
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-VERSION = 1  # names the cache folder: raise it when any value or file of the miniature changes
 ALL_TASKS = Partition("miniature", ("t2va", "fl2va", "ref2va"))
 
 
@@ -65,7 +66,10 @@ def tiny_spec(dit_dtype: str = "bfloat16") -> Spec:
             encoder_dim=4, latent_dim=256, decoder_dim=128, attention_heads=4, mean=_wave(32, 0.0, 0.1),
             std=_wave(32, 1.0, 0.2),
         ),
-        world=World(short_edge=64, area_cap=64 * 112, reference_edge=64, min_seconds=0.9, max_seconds=6.0),
+        world=World(
+            short_edge=64, area_cap=64 * 112, reference_edge=64, min_seconds=0.9, max_seconds=6.0,
+            min_clip_seconds=0.9, max_clip_seconds=6.0,
+        ),
     )  # fmt: skip
 
 
@@ -99,7 +103,7 @@ def bundled_model(cache: Path | None = None) -> Path:
     """The miniature's folder below `cache` (default `~/.cache/twinreel`), built on first use. ConfigError where that
     cannot be written."""
     parent = cache or Path.home() / ".cache" / "twinreel"
-    folder = parent / f"miniature-{VERSION}"
+    folder = parent / f"miniature-{_source_digest()}"
     if folder.is_dir():
         return folder
     try:
@@ -118,6 +122,12 @@ def bundled_model(cache: Path | None = None) -> Path:
     finally:
         shutil.rmtree(partial, ignore_errors=True)
     return folder
+
+
+def _source_digest() -> str:
+    """Names the cache folder after the code that fills it, so that a changed miniature is never an old one's files."""
+    sources = [*sorted(Path(__file__).parent.glob("tiny*.py")), Path(keymap.__file__)]
+    return hashlib.sha256(b"".join(source.read_bytes() for source in sources)).hexdigest()[:12]
 
 
 def _wave(count: int, center: float, swing: float) -> tuple[float, ...]:

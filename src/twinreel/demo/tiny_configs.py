@@ -10,6 +10,7 @@ Config = dict[str, Any]
 
 
 def dit_config(spec: Spec, layout: str) -> Config:
+    """The DiT's `config.json` in either layout."""
     dit = spec.dit
     shared = {
         "hidden_size": dit.hidden,
@@ -55,6 +56,7 @@ def _stored_dtype(dtype: str) -> Config:
 
 
 def text_config(spec: Spec) -> Config:
+    """The conditioner's `config.json`, the same in both layouts."""
     text = spec.text
     return {
         "architectures": ["Qwen3VLForConditionalGeneration"],
@@ -145,6 +147,11 @@ def video_configs(spec: Spec, layout: str) -> dict[str, Config]:
                 **statistics,
             }
         }
+    return _original_video(spec, statistics)
+
+
+def _original_video(spec: Spec, statistics: Config) -> dict[str, Config]:
+    video = spec.video
     outer = {
         "_class_name": "MiniMaxH3VideoVAE",
         "_diffusers_version": "0.32.2",
@@ -243,6 +250,8 @@ def world_block(spec: Spec) -> Config:
         "reference_edge": world.reference_edge,
         "min_seconds": world.min_seconds,
         "max_seconds": world.max_seconds,
+        "min_clip_seconds": world.min_clip_seconds,
+        "max_clip_seconds": world.max_clip_seconds,
     }
 
 

@@ -1,8 +1,8 @@
 """The demo's little world: what a scene is, how one is drawn from a seed, where its things are, and what sounds when.
 
-Lengths are pixels (x to the right, y downwards, pixel centres at half-integers), times are seconds from the first frame.
-A thing's `size` is its half extent. Everything here is Python numbers or float64, so that a seed means the same scene on
-every device.
+Lengths are pixels (x to the right, y downwards, pixel centres at half-integers), times are seconds from the first
+frame. A thing's `size` is its half extent. Everything here is Python numbers or float64, so that a seed means the same
+scene on every device.
 """
 
 from __future__ import annotations
@@ -65,8 +65,8 @@ class Thing:
     slide: from `x` at `start` to `end_x` at `stop`, still before and after.
     orbit: circle of radius `reach` around (`x`, `y`), angle `2 pi (turn * t / period + phase)` from +x towards +y.
     appear: at (`x`, `y`) from `start` (on the frame grid) to the end. rest: there all the time.
-    `hertz` is the sound's fundamental (0 when `sound` is "none"); `pitch` its word ("" then). `place` is the word of `x`
-    ("left", "middle", "right"); for a slide the side it starts from.
+    `hertz` is the sound's fundamental (0 when `sound` is "none"); `pitch` its word ("" then). `place` is the word of
+    `x` ("left", "middle", "right"); for a slide the side it starts from.
     """
 
     shape: str
@@ -189,7 +189,7 @@ def columns(scenes: Sequence[Scene], index: int, device: torch.device | str) -> 
 
 
 def positions(at: dict[str, Tensor], t: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Centre x, y (float64 [B, F]) and visibility (bool [B, F]) of `columns` at the times `t`, float64 [F] or [B, F]."""
+    """Centre x, y (float64 [B, F]) and visibility (bool [B, F]) of `columns` at times `t`, float64 [F] or [B, F]."""
     motion = at["motion"]
     since = (t - at["start"]) / at["period"]
     part = since - since.floor()

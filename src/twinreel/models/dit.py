@@ -46,7 +46,7 @@ class RowState:
 
     video_indices, audio_indices, text_indices: int64, where each modality's rows stand among the S rows of this rank.
     tags: [S] int64, 0 video, 1 text, 2 audio; padding rows carry 0 or -1.
-    rope: cos and sin, each [S, R] in block dtype. used: packed rows before the padding; all when there is none.
+    rope: cos and sin, each [S, R] in block dtype. used: packed rows of all ranks before the padding.
     """
 
     video_indices: Tensor
@@ -78,8 +78,13 @@ def make_row_state(
     spec: DiTSpec,
     dtype: torch.dtype,
     device: torch.device | str,
+    *,
+    used: int | None = None,
 ) -> RowState:
-    """The `RowState` of an unpadded layout on `device`: fp64 positions, int64 tags, (text, video, audio) indices."""
+    """The `RowState` of a rank's rows on `device`: fp64 positions, int64 tags, (text, video, audio) indices.
+
+    `used`: rows of all ranks before the padding; None where these rows are all and none is padding.
+    """
     text_indices, video_indices, audio_indices = (index.to(device) for index in indices)
     return RowState(
         video_indices=video_indices,
@@ -87,7 +92,7 @@ def make_row_state(
         text_indices=text_indices,
         tags=tags_S.to(device),
         rope=rope_table(positions_S3, spec, dtype, device),
-        used=tags_S.shape[0],
+        used=tags_S.shape[0] if used is None else used,
     )
 
 
@@ -102,22 +107,33 @@ class Recipe:
     linears: Linears = field(default_factory=Linears)
 
 
+@dataclass(frozen=True)
+class HeadNorm:
+    """What happens to q and k between the product and attention. It holds no weights of its own."""
+
+    ops: Ops
+    q_norm: RMSNorm
+    k_norm: RMSNorm
+    head_dim: int
+
+    def __call__(self, qkv: Tensor, at: Rows) -> tuple[Tensor, Tensor, Tensor]:
+        """[S, H*3*d] for any whole number of heads -> q, k, v [S, H, d], normalised and rotated."""
+        qkv_SH3d = qkv.unflatten(-1, (-1, 3, self.head_dim))
+        return self.ops.qk_norm_rope(qkv_SH3d, self.q_norm, self.k_norm, at.rope)
+
+
 class Attention(nn.Module):
     """Full self-attention of a block. qkv stays in the released per-head order [S, H, 3, d]."""
 
     def __init__(self, recipe: Recipe, attend: Attend) -> None:
         super().__init__()
         spec, tp, dtype, linears = recipe.spec, recipe.tp, recipe.dtype, recipe.linears
-        self.ops, self.attend, self.head_dim = recipe.ops, attend, spec.head_dim
+        self.attend = attend
         self.qkv_proj = linears.column(spec.hidden, 3 * spec.inner, tp, dtype)
         self.q_norm = RMSNorm(spec.head_dim, spec.qk_norm_eps, dtype)
         self.k_norm = RMSNorm(spec.head_dim, spec.qk_norm_eps, dtype)
         self.out_proj = linears.row(spec.inner, spec.hidden, tp, dtype)
-
-    def qk_norm(self, qkv: Tensor, at: Rows) -> tuple[Tensor, Tensor, Tensor]:
-        """[S, H*3*d] for any whole number of heads -> q, k, v [S, H, d], normalised and rotated."""
-        qkv_SH3d = qkv.unflatten(-1, (-1, 3, self.head_dim))
-        return self.ops.qk_norm_rope(qkv_SH3d, self.q_norm, self.k_norm, at.rope)
+        self.qk_norm = HeadNorm(recipe.ops, self.q_norm, self.k_norm, spec.head_dim)
 
     def forward(self, x_SD: Tensor, at: Rows) -> Tensor:
         """x_SD -> x_SD."""

@@ -39,6 +39,10 @@ class ColumnLinear(nn.Linear):
         blocks = whole.unflatten(0, (self.parts, -1))
         return self.axis.slice(blocks, 1).flatten(0, 1)
 
+    def columns(self, input: Tensor, start: int, stop: int) -> Tensor:
+        """[..., inputs] -> [..., stop - start]: this rank's outputs [start, stop) alone."""
+        return F.linear(input, self.weight[start:stop])
+
 
 class RowLinear(nn.Linear):
     """A linear whose inputs are dealt out over `axis`: the one place where partial sums are reduced."""

@@ -9,15 +9,18 @@ Legend: S packed rows, M distinct timesteps of a step, D hidden.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from twinreel.spec import DiTSpec
+
+if TYPE_CHECKING:
+    from twinreel.watch import Stages
 
 # Video, text and audio rows of one timestep: the tags 0, 1, 2 select among three table rows.
 MODALITIES = 3
@@ -87,12 +90,32 @@ class Tagged(Protocol):
     def tags(self) -> Tensor: ...
 
 
-class Modulation(Protocol):
-    """Answers for one step."""
+@dataclass(frozen=True)
+class StepRows:
+    """Which rows of the tables each packed row reads in a step, [S] int64 on the device of the blocks.
 
-    def at(self, timesteps_M: Tensor, timestep_indices_S: Tensor, rows: Tagged) -> StepModulation:
-        """timesteps_M: fp32, the step's distinct values in [0, 1], ascending. timestep_indices_S: int64 into them."""
+    table: of a block's tables, `timestep index * 3 + tag`. timestep: of the output norm's, the timestep index.
+    """
+
+    table: Tensor
+    timestep: Tensor
+
+
+class Modulation(Protocol):
+    """Answers for the steps of one request."""
+
+    def prepare(self, timesteps: Sequence[Tensor], stages: Stages | None = None) -> dict[str, Any]:
+        """Once, before the first step: each step's distinct timesteps. Returns what was done, for the report."""
         ...
+
+    def step(self, timesteps_M: Tensor, rows: StepRows) -> StepModulation:
+        """timesteps_M: fp32 on the CPU, the step's distinct values in [0, 1], ascending; `rows` points into them."""
+        ...
+
+
+def step_rows(timestep_indices_S: Tensor, tags_S: Tensor) -> StepRows:
+    """The `StepRows` of timestep indices [S] and tags [S]."""
+    return StepRows(table_rows(timestep_indices_S, tags_S), timestep_indices_S)
 
 
 def table_rows(timestep_indices_S: Tensor, tags_S: Tensor) -> Tensor:
@@ -123,6 +146,15 @@ class TimeEmbedder(nn.Module):
         return self.proj_out(F.silu(self.proj_in(time_features(timesteps_M, self.freq_dim))))
 
 
+def embed_timesteps(embedder: TimeEmbedder, timesteps_M: Tensor, dtype: torch.dtype) -> Tensor:
+    """fp32 [M] -> [M, time_dim] in `dtype`: what every projection of the step reads.
+
+    SiLU in fp32 and one rounding after it: every block reads this vector, so rounding before the SiLU would bias all of
+    them the same way in every step.
+    """
+    return F.silu(embedder(timesteps_M)).to(dtype)
+
+
 class AdaLN(nn.Module):
     """The one linear `adaln_proj.linear` of a block or of the final layer, in the dtype of the blocks."""
 
@@ -146,14 +178,21 @@ class LiveModulation(nn.Module):
         self.blocks = nn.ModuleList(AdaLN(spec.time_dim, block_outputs, dtype) for _ in range(spec.layers))
         self.final_layer = AdaLN(spec.time_dim, 2 * spec.hidden, dtype)
 
-    def at(self, timesteps_M: Tensor, timestep_indices_S: Tensor, rows: Tagged) -> StepModulation:
-        """See `Modulation.at`. The time embedder runs here, each block's projection when the block asks for it."""
-        # SiLU in fp32 and one rounding after it: every block reads this vector, so rounding before the SiLU would bias
-        # all of them the same way in every step.
-        embedding = F.silu(self.time_embedder(timesteps_M)).to(self.dtype)
+    def prepare(self, timesteps: Sequence[Tensor], stages: Stages | None = None) -> dict[str, Any]:
+        """Nothing to do."""
+        return {"adaln": "live"}
+
+    def step(self, timesteps_M: Tensor, rows: StepRows) -> StepModulation:
+        """See `Modulation.step`. The time embedder runs here, each block's projection when the block asks for it."""
+        timesteps_M = timesteps_M.to(self.time_embedder.proj_in.weight.device)
+        embedding = embed_timesteps(self.time_embedder, timesteps_M, self.dtype)
         return StepModulation(
             block_table=lambda index: self.blocks[index](embedding),
             final_table=self.final_layer(embedding),
-            rows=table_rows(timestep_indices_S, rows.tags),
-            timestep_rows=timestep_indices_S,
+            rows=rows.table,
+            timestep_rows=rows.timestep,
         )
+
+    def at(self, timesteps_M: Tensor, timestep_indices_S: Tensor, rows: Tagged) -> StepModulation:
+        """`step` for timestep indices [S] and rows with tags."""
+        return self.step(timesteps_M, step_rows(timestep_indices_S, rows.tags))

@@ -13,7 +13,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from ..parallel import Axis
 from ..spec import TextSpec
+from .layers import ColumnLinear, RowLinear
 from .mrope import positions, rope_tables, type_runs
 
 TEXT, IMAGE, VIDEO = 0, 1, 2  # token types
@@ -45,20 +47,21 @@ def rotate(x_HLd: Tensor, cos_Ld: Tensor, sin_Ld: Tensor) -> Tensor:
 class Attention(nn.Module):
     """Causal grouped-query attention with per-head norms of q and k."""
 
-    def __init__(self, spec: TextSpec, dtype: torch.dtype) -> None:
+    def __init__(self, spec: TextSpec, dtype: torch.dtype, tp: Axis) -> None:
         super().__init__()
         self.head_dim = spec.head_dim
-        self.q_proj = nn.Linear(spec.hidden, spec.heads * spec.head_dim, bias=False, dtype=dtype)
-        self.k_proj = nn.Linear(spec.hidden, spec.kv_heads * spec.head_dim, bias=False, dtype=dtype)
-        self.v_proj = nn.Linear(spec.hidden, spec.kv_heads * spec.head_dim, bias=False, dtype=dtype)
-        self.o_proj = nn.Linear(spec.heads * spec.head_dim, spec.hidden, bias=False, dtype=dtype)
+        tp.share(spec.kv_heads)  # whole groups of query heads stay with their key and value head
+        self.q_proj = ColumnLinear(spec.hidden, spec.heads * spec.head_dim, tp, dtype)
+        self.k_proj = ColumnLinear(spec.hidden, spec.kv_heads * spec.head_dim, tp, dtype)
+        self.v_proj = ColumnLinear(spec.hidden, spec.kv_heads * spec.head_dim, tp, dtype)
+        self.o_proj = RowLinear(spec.heads * spec.head_dim, spec.hidden, tp, dtype)
         self.q_norm = RMSNorm(spec.head_dim, spec.norm_eps, dtype)
         self.k_norm = RMSNorm(spec.head_dim, spec.norm_eps, dtype)
 
     def forward(self, x_LD: Tensor, rope: tuple[Tensor, Tensor]) -> Tensor:
         """[L, D] -> [L, D]."""
 
-        def heads(linear: nn.Linear) -> Tensor:
+        def heads(linear: ColumnLinear) -> Tensor:
             return linear(x_LD).unflatten(-1, (-1, self.head_dim))
 
         q_HLd = rotate(self.q_norm(heads(self.q_proj)).transpose(0, 1), *rope)
@@ -80,11 +83,11 @@ class Attention(nn.Module):
 class MLP(nn.Module):
     """SwiGLU feed-forward."""
 
-    def __init__(self, spec: TextSpec, dtype: torch.dtype) -> None:
+    def __init__(self, spec: TextSpec, dtype: torch.dtype, tp: Axis) -> None:
         super().__init__()
-        self.gate_proj = nn.Linear(spec.hidden, spec.intermediate, bias=False, dtype=dtype)
-        self.up_proj = nn.Linear(spec.hidden, spec.intermediate, bias=False, dtype=dtype)
-        self.down_proj = nn.Linear(spec.intermediate, spec.hidden, bias=False, dtype=dtype)
+        self.gate_proj = ColumnLinear(spec.hidden, spec.intermediate, tp, dtype)
+        self.up_proj = ColumnLinear(spec.hidden, spec.intermediate, tp, dtype)
+        self.down_proj = RowLinear(spec.intermediate, spec.hidden, tp, dtype)
 
     def forward(self, x_LD: Tensor) -> Tensor:
         """[L, D] -> [L, D]."""
@@ -94,12 +97,12 @@ class MLP(nn.Module):
 class DecoderLayer(nn.Module):
     """One pre-norm decoder layer."""
 
-    def __init__(self, spec: TextSpec, dtype: torch.dtype) -> None:
+    def __init__(self, spec: TextSpec, dtype: torch.dtype, tp: Axis) -> None:
         super().__init__()
         self.input_layernorm = RMSNorm(spec.hidden, spec.norm_eps, dtype)
-        self.self_attn = Attention(spec, dtype)
+        self.self_attn = Attention(spec, dtype, tp)
         self.post_attention_layernorm = RMSNorm(spec.hidden, spec.norm_eps, dtype)
-        self.mlp = MLP(spec, dtype)
+        self.mlp = MLP(spec, dtype, tp)
 
     def forward(self, x_LD: Tensor, rope: tuple[Tensor, Tensor]) -> Tensor:
         """[L, D] -> [L, D]."""
@@ -110,10 +113,10 @@ class DecoderLayer(nn.Module):
 class LanguageModel(nn.Module):
     """Token embeddings and the layers that are run; holds names only, `TextEncoder` walks it."""
 
-    def __init__(self, spec: TextSpec, dtype: torch.dtype) -> None:
+    def __init__(self, spec: TextSpec, dtype: torch.dtype, tp: Axis) -> None:
         super().__init__()
         self.embed_tokens = nn.Embedding(spec.vocab, spec.hidden, dtype=dtype)
-        self.layers = nn.ModuleList(DecoderLayer(spec, dtype) for _ in range(spec.hidden_layer))
+        self.layers = nn.ModuleList(DecoderLayer(spec, dtype, tp) for _ in range(spec.hidden_layer))
 
 
 def vision_tower(vision: dict[str, Any], dtype: torch.dtype) -> nn.Module:
@@ -129,12 +132,16 @@ def vision_tower(vision: dict[str, Any], dtype: torch.dtype) -> nn.Module:
 
 
 class TextEncoder(nn.Module):
-    """The conditioner: prompt tokens and vision patches in, the residual stream after `hidden_layer` layers out."""
+    """The conditioner: prompt tokens and vision patches in, the residual stream after `hidden_layer` layers out.
 
-    def __init__(self, spec: TextSpec, dtype: torch.dtype) -> None:
+    Heads and feed-forward width of the decoder layers are dealt out over `tp`; embeddings and the vision tower are
+    whole on every rank. ValueError: key and value heads that cannot be dealt out evenly.
+    """
+
+    def __init__(self, spec: TextSpec, dtype: torch.dtype, tp: Axis | None = None) -> None:
         super().__init__()
         self.spec = spec
-        self.language_model = LanguageModel(spec, dtype)
+        self.language_model = LanguageModel(spec, dtype, tp or Axis("text"))
         self.visual = vision_tower(dict(spec.vision), dtype)
         self.init_buffers(self.language_model.embed_tokens.weight.device)
 

@@ -7,12 +7,13 @@ Shapes: `B` batch (of tiles), `C` channels, `T`, `h`, `w` latents, `N` tokens of
 from __future__ import annotations
 
 import math
-from collections.abc import Generator
+from collections.abc import Callable, Generator, Iterator
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from twinreel.parallel import Axis
 from twinreel.parallel.tiles import TileGrid, cross_fade, map_tiles, split_canvas, stitch
 from twinreel.spec import VideoVAESpec
 
@@ -160,13 +161,16 @@ class VideoDecoder(nn.Module):
     """Decoder with its fixed tiling and windows.
 
     `compute` is the dtype of the blocks' products and attention. Norms, residual, coordinates, `post_quant_conv`,
-    `x_embedder` and `proj_out` are float32 in any case (SPEC 8.5).
+    `x_embedder` and `proj_out` are float32 in any case (SPEC 8.5). Tiles are dealt out over `ranks`, and every rank
+    gets all frames.
     """
 
-    def __init__(self, spec: VideoVAESpec, compute: torch.dtype = torch.float32) -> None:
+    def __init__(
+        self, spec: VideoVAESpec, compute: torch.dtype = torch.float32, ranks: Axis | None = None
+    ) -> None:
         super().__init__()
         assert 0 < spec.token_drop < spec.clip_latents and tail_frames(spec) > 0, spec
-        self.spec, self.compute = spec, compute
+        self.spec, self.compute, self.ranks = spec, compute, ranks or Axis("tiles")
         self.post_quant_conv = nn.Conv3d(spec.latent_channels, spec.latent_channels, 1)
         self.decoder = ViT(spec, compute)
 
@@ -177,11 +181,15 @@ class VideoDecoder(nn.Module):
                 module.freeze()
 
     @torch.no_grad()
-    def clips(self, latents_BCThw: Tensor, tile_batch: int = 1) -> Generator[Tensor, None, None]:
+    def clips(
+        self, latents_BCThw: Tensor, tile_batch: int = 1, *, first: int = 0, canvas: torch.device | None = None
+    ) -> Generator[Tensor, None, None]:
         """Yield the frames in order, float32 `[B, 3, f, H, W]`, ImageNet-normalised: f = 17, at the end 5.
 
         `latents_BCThw` are de-normalised (SPEC 8.4), B = 1 in practice, T at least 3; other T than 5n + 2 end in
-        shorter parts. Memory does not grow with T: one window and the tail of the one before are held.
+        shorter parts. Memory does not grow with T: one window and the tail of the one before are held. `first` parts
+        are left out, and only the window before the next one is decoded of them. `canvas` is the device that holds
+        windows, None the decoder's own: the fades are the same roundings on each.
         """
         spec, total, group = self.spec, latents_BCThw.shape[2], self.spec.clip_latents
         windows, period, lead = num_windows(total, spec), group * spec.time, lead_frames(spec)
@@ -189,16 +197,22 @@ class VideoDecoder(nn.Module):
         length = 2 * group - spec.token_drop
         # The last latent fills up the last window.
         indices = torch.arange(group * windows + length - group, device=latents_BCThw.device).clamp(max=total - 1)
-        tiling = self._tiling(length, *latents_BCThw.shape[3:])
-        remaining, tail = num_frames(total, spec), None
-        for start in range(0, group * windows, group):
-            window = latents_BCThw.index_select(2, indices[start : start + length])
-            pixels = self._window(window, tiling, tile_batch)
+        skipped = max(0, min(first, windows) - 1)
+
+        def window(number: int) -> Tensor:
+            start = (skipped + number) * group
+            return latents_BCThw.index_select(2, indices[start : start + length])
+
+        pictures = self._windows(window, windows - skipped, tile_batch, canvas)
+        remaining, tail = num_frames(total, spec) - skipped * (period - lead), None
+        for number in range(skipped, windows):
+            pixels = next(pictures)
             part = pixels[:, :, lead:period]
             part = part.clone() if tail is None else cross_fade(tail, part, tail_frames(spec), -3)
             tail = pixels[:, :, period + lead :].clone()
             del pixels
-            yield part[:, :, :remaining]
+            if number >= first:
+                yield part[:, :, :remaining]
             remaining -= part.shape[2]
         if remaining > 0:
             assert tail is not None
@@ -216,9 +230,19 @@ class VideoDecoder(nn.Module):
         cos, sin = (t.to(self.post_quant_conv.weight.device, self.compute) for t in rope_table(tile, spec))
         return grid, (cos, sin)
 
-    def _window(self, z_BCThw: Tensor, tiling: Tiling, tile_batch: int) -> Tensor:
-        """Decode one window of 7 latents: tiles of latents in, their pixels blended on the canvas."""
-        grid, rope = tiling
-        z_BCThw = z_BCThw.to(self.post_quant_conv.weight.device, torch.float32)
-        cut = grid.divided(self.spec.space)
-        return stitch(map_tiles(lambda z: self.decoder(self.post_quant_conv(z), rope), z_BCThw, cut, tile_batch), grid)
+    def _windows(
+        self, source: Callable[[int], Tensor], count: int, tile_batch: int, canvas: torch.device | None
+    ) -> Iterator[Tensor]:
+        """Decode windows of 7 latents: tiles of latents in, their pixels blended on the canvas."""
+        device = self.post_quant_conv.weight.device
+        grid, rope = self._tiling(*source(0).shape[2:])
+
+        def tile(z: Tensor) -> Tensor:
+            return self.decoder(self.post_quant_conv(z), rope).to(canvas or z.device)
+
+        def window(number: int) -> Tensor:
+            return source(number).to(device, torch.float32)
+
+        tiles = map_tiles(tile, window, count, grid.divided(self.spec.space), tile_batch, self.ranks)
+        for _ in range(count):
+            yield stitch(tiles, grid)

@@ -5,10 +5,13 @@ Shapes: `B` batch, `C` channels, `F` frames, `H`, `W` pixels; `T`, `h`, `w` late
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from twinreel.parallel import Axis
 from twinreel.parallel.tiles import map_tiles, split_canvas, stitch
 from twinreel.spec import VideoVAESpec
 
@@ -107,11 +110,11 @@ def num_latents(frames: int, spec: VideoVAESpec) -> int:
 
 
 class VideoEncoder(nn.Module):
-    """Encoder with its fixed tiling; float32 throughout."""
+    """Encoder with its fixed tiling; float32 throughout. Clips and tiles are dealt out over `ranks`."""
 
-    def __init__(self, spec: VideoVAESpec) -> None:
+    def __init__(self, spec: VideoVAESpec, ranks: Axis | None = None) -> None:
         super().__init__()
-        self.spec = spec
+        self.spec, self.ranks = spec, ranks or Axis("tiles")
         self.encoder = CausalCNN(spec)
         self.quant_conv = nn.Conv3d(2 * spec.latent_channels, 2 * spec.latent_channels, 1)
 
@@ -122,8 +125,9 @@ class VideoEncoder(nn.Module):
         H and W are multiples of 16 and at least 32. Clips go to the weights' device one at a time, so the pixels
         may stay on the host. The latents are not normalised with the checkpoint's mean and std (SPEC 8.4).
         """
-        clips = [self._moments(clip, tile_batch) for clip in self._clips(pixels_BCFHW)]
-        moments = clips[0] if pixels_BCFHW.shape[2] == 1 else torch.cat(clips, dim=2)[:, :, : -self.spec.token_drop]
+        clips = self._clips(pixels_BCFHW)
+        parts = list(self._moments(clips, tile_batch))
+        moments = parts[0] if pixels_BCFHW.shape[2] == 1 else torch.cat(parts, dim=2)[:, :, : -self.spec.token_drop]
         mean, logvar = moments.chunk(2, dim=1)
         return mean.contiguous(), torch.exp(0.5 * logvar.clamp(-30.0, 20.0))
 
@@ -136,10 +140,17 @@ class VideoEncoder(nn.Module):
             parts[-1] = torch.cat([parts[-1], last], dim=2)
         return parts
 
-    def _moments(self, clip_BCFHW: Tensor, tile_batch: int) -> Tensor:
-        """Mean and log variance of one clip: tiles of pixels in, their moments blended on the latent grid."""
-        spec = self.spec
-        clip_BCFHW = clip_BCFHW.to(self.quant_conv.weight.device, torch.float32)
-        grid = split_canvas(clip_BCFHW.shape[-2], clip_BCFHW.shape[-1], spec.tile, spec.tile_overlap, spec.space)
-        tiles = map_tiles(lambda tile: self.quant_conv(self.encoder(tile)), clip_BCFHW, grid, tile_batch)
-        return stitch(tiles, grid.divided(spec.space))
+    def _moments(self, clips: list[Tensor], tile_batch: int) -> Iterator[Tensor]:
+        """Mean and log variance of each clip: tiles of pixels in, their moments blended on the latent grid."""
+        spec, device = self.spec, self.quant_conv.weight.device
+        grid = split_canvas(*clips[0].shape[-2:], spec.tile, spec.tile_overlap, spec.space)
+        tiles = map_tiles(
+            lambda tile: self.quant_conv(self.encoder(tile)),
+            lambda number: clips[number].to(device, torch.float32),
+            len(clips),
+            grid,
+            tile_batch,
+            self.ranks,
+        )
+        for _ in clips:
+            yield stitch(tiles, grid.divided(spec.space))

@@ -8,6 +8,7 @@ Legend: S packed rows, D hidden, H heads, d head dim, F ffn, M modulation rows, 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import torch
@@ -15,7 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 if TYPE_CHECKING:
-    from twinreel.ops import Affine, Branches, Gated, Norm, Rope
+    from twinreel.ops import Affine, Branches, Gated, Norm, Rope, Stream
 
 
 def rms_norm(x: Tensor, norm: Norm) -> Tensor:
@@ -65,3 +66,13 @@ def swiglu(u_S2F: Tensor) -> Tensor:
     """`fl(value * fl(silu(gate)))` of [gate | value], the order in which the released fc1 stores them (SPEC 1.3)."""
     gate_SF, value_SF = u_S2F.chunk(2, dim=-1)
     return value_SF * F.silu(gate_SF)
+
+
+def euler(streams: Sequence[Stream]) -> None:
+    """Moves rows along their velocity, all fp32 (SPEC 7): each stream is (x, velocity, out, (sigma, ratio, 1 - ratio)).
+
+    `out` gets `ratio * x + (1 - ratio) * (x + sigma * velocity)`, each product and sum rounded; it may be x itself.
+    """
+    for x, velocity, out, (sigma, ratio, rest) in streams:
+        denoised = x + sigma * velocity
+        torch.add(ratio * x, rest * denoised, out=out)

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Protocol
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from twinreel.parallel import Axis
+    from twinreel.parallel.axis import Axis
 
 AttentionFn = Callable[["Tensor", "Tensor", "Tensor", int], "Tensor"]
 
@@ -31,13 +31,43 @@ class Rows(Protocol):
     def rope(self) -> tuple[Tensor, Tensor] | None: ...
 
 
-QKNorm = Callable[["Tensor", Rows], "tuple[Tensor, Tensor, Tensor]"]
+class Linear(Protocol):
+    """The product that makes qkv [S, 3Hd] of x_SD; `columns` makes the outputs [start, stop) alone."""
+
+    @property
+    def out_features(self) -> int: ...
+    def __call__(self, x_SD: Tensor, /) -> Tensor: ...
+    def columns(self, x_SD: Tensor, start: int, stop: int) -> Tensor: ...
+
+
+class Norm(Protocol):
+    """An RMS norm: its weight [d] and its epsilon."""
+
+    @property
+    def weight(self) -> Tensor: ...
+    @property
+    def eps(self) -> float: ...
+
+
+class QKNorm(Protocol):
+    """From qkv [S, H*3*d], for any whole number of heads, to normalised and rotated q, k, v [S, H, d].
+
+    The norms themselves are for a variant that joins the step with its own copy.
+    """
+
+    @property
+    def head_dim(self) -> int: ...
+    @property
+    def q_norm(self) -> Norm: ...
+    @property
+    def k_norm(self) -> Norm: ...
+    def __call__(self, qkv: Tensor, at: Rows) -> tuple[Tensor, Tensor, Tensor]: ...
 
 
 class Attend(Protocol):
-    """x_SD, the linear that makes qkv [S, 3Hd], the map from qkv to normalised and rotated q, k, v -> [S, H*d]."""
+    """x_SD, the linear that makes qkv, the map from qkv to q, k, v -> [S, H*d]."""
 
-    def __call__(self, x_SD: Tensor, qkv_linear: Callable[[Tensor], Tensor], qk_norm: QKNorm, at: Rows) -> Tensor: ...
+    def __call__(self, x_SD: Tensor, qkv_linear: Linear, qk_norm: QKNorm, at: Rows) -> Tensor: ...
 
 
 Strategy = Callable[[AttentionFn, "Axis"], Attend]
@@ -51,7 +81,7 @@ class Local:
             raise ValueError(f"Local attends over the rows of one rank; axis {sp.name!r} has {sp.size}")
         self.attention = attention
 
-    def __call__(self, x_SD: Tensor, qkv_linear: Callable[[Tensor], Tensor], qk_norm: QKNorm, at: Rows) -> Tensor:
+    def __call__(self, x_SD: Tensor, qkv_linear: Linear, qk_norm: QKNorm, at: Rows) -> Tensor:
         """x_SD -> [S, H*d] in x's dtype; rows after `at.used` are zero."""
         q_SHd, k_SHd, v_SHd = qk_norm(qkv_linear(x_SD), at)
         return self.attention(q_SHd, k_SHd, v_SHd, at.used).flatten(1)

@@ -1,16 +1,20 @@
-"""Tile geometry and stitching: a canvas cut into equal, overlapping tiles and blended back (SPEC 8.2).
+"""Tile geometry and stitching: a canvas cut into equal, overlapping tiles, dealt out over ranks and blended back
+(SPEC 8.2).
 
 Shapes: tiles and canvases are `[B, C, F, H, W]` or anything whose last two dims are rows and columns.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import islice
 
 import torch
 from torch import Tensor
+
+from twinreel.parallel.axis import Axis
+
+MOST_DIMS = 8
 
 
 @dataclass(frozen=True)
@@ -119,15 +123,63 @@ def stitch(tiles: Iterable[Tensor], grid: TileGrid) -> Tensor:
 
 
 def map_tiles(
-    function: Callable[[Tensor], Tensor], source: Tensor, grid: TileGrid, tile_batch: int
+    function: Callable[[Tensor], Tensor],
+    source: Callable[[int], Tensor],
+    count: int,
+    grid: TileGrid,
+    tile_batch: int,
+    axis: Axis,
 ) -> Iterator[Tensor]:
-    """`function` of each tile of `source`, in row-major order, `tile_batch` tiles a call.
+    """`function` of each tile of the sources 0 to `count - 1` (equal shapes), in row-major order, source by source.
 
-    Tiles of a call are stacked along dim 0. A batched call may round unlike a single one, so `tile_batch` is a
-    constant of the plan and never follows free memory.
+    `tile_batch` tiles of one source are a call, stacked along dim 0. A batched call may round unlike a single one, so
+    `tile_batch` is a constant of the plan and never follows free memory. Calls are dealt out over `axis`, and every
+    rank gets all results: the same calls, whoever makes them.
     """
-    size = source.shape[0]
-    boxes = iter(grid.boxes)
-    while batch := list(islice(boxes, tile_batch)):
-        cut = [source[..., y, x] for y, x in batch]
-        yield from function(cut[0] if len(cut) == 1 else torch.cat(cut)).split(size)
+    batches = [grid.boxes[i : i + tile_batch] for i in range(0, len(grid.boxes), tile_batch)]
+    held: tuple[int, Tensor] = 0, source(0)
+    size, device = held[1].shape[0], held[1].device
+
+    def make(job: int) -> Tensor:
+        nonlocal held
+        number, batch = divmod(job, len(batches))
+        if held[0] != number:
+            held = number, source(number)
+        cut = [held[1][..., y, x] for y, x in batches[batch]]
+        return function(cut[0] if len(cut) == 1 else torch.cat(cut))
+
+    sizes = [size * len(batch) for batch in batches] * count
+    for made in deal(make, sizes, axis, device):
+        yield from made.split(size)
+
+
+def deal(make: Callable[[int], Tensor], sizes: Sequence[int], axis: Axis, device: torch.device) -> Iterator[Tensor]:
+    """`make(job)` for every job in order, each made by one rank of `axis` and given to all.
+
+    Job j is rank j mod ranks'. Results are alike but for dim 0, which is `sizes[job]` long; over several ranks they are
+    float32 on `device`. A rank is at most one job ahead of what is asked for.
+    """
+    shape: list[int] = []
+    for first in range(0, len(sizes), axis.size):
+        job = first + axis.rank
+        made = make(job) if job < len(sizes) else None
+        if axis.size == 1 and made is not None:
+            yield made
+            continue
+        assert made is None or made.dtype == torch.float32, made
+        shape = list(made.shape[1:]) if made is not None else shape
+        if not first and len(sizes) < axis.size:  # some ranks have nothing to tell its shape by
+            shape = _told(shape, axis, device)
+        padded = torch.zeros(max(sizes), *shape, device=device)
+        if made is not None:
+            padded[: len(made)] = made
+        results = axis.all_gather(padded).unflatten(0, (axis.size, -1))
+        del made, padded
+        for rank, size in enumerate(sizes[first : first + axis.size]):
+            yield results[rank, :size]
+
+
+def _told(shape: Sequence[int], axis: Axis, device: torch.device) -> list[int]:
+    ballot = torch.zeros(MOST_DIMS, dtype=torch.int64, device=device)
+    ballot[: len(shape)] = torch.tensor(shape, dtype=torch.int64)
+    return [size for size in axis.vote(ballot).tolist() if size]

@@ -9,13 +9,13 @@ from .locate import Checkpoint, locate
 from .verify import verify
 
 if TYPE_CHECKING:
-    from .stream import load_into, stored_bytes
+    from .stream import load_into, stored_bytes, stream_part
 
-__all__ = ["Checkpoint", "load_into", "locate", "read_spec", "stored_bytes", "verify"]
+__all__ = ["Checkpoint", "load_into", "locate", "read_spec", "stored_bytes", "stream_part", "verify"]
 
 
 def __getattr__(name: str) -> Any:
-    if name in ("load_into", "stored_bytes"):
+    if name in ("load_into", "stored_bytes", "stream_part"):
         from . import stream
 
         return getattr(stream, name)

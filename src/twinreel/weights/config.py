@@ -10,6 +10,8 @@ A small model declares what the released files leave to the documentation in one
         "reference_edge": 64,        short edge of image references, pixels (H3: 2048)
         "min_seconds": 0.9,          shortest and longest duration (H3: 4 and 15)
         "max_seconds": 6.0,
+        "min_clip_seconds": 0.9,     shortest and longest reference clip (H3: 2 and 15; default: within the two above)
+        "max_clip_seconds": 6.0,
         "partitions": {"transformer": {"name": "all", "tasks": ["t2va", "fl2va", "ref2va"]}}    diffusers roots only
     }
 """
@@ -46,7 +48,10 @@ DIT_WHOLES = {
     "rope_freqs": ("rope_inv_freq_len", "rope_freq_dim"),
 }
 DIT_REALS = ("rope_theta", "norm_eps", "qk_norm_eps", "final_norm_eps")
-WORLD_FIELDS = ("hidden_layer", "short_edge", "area_cap", "reference_edge", "min_seconds", "max_seconds", "partitions")
+WORLD_FIELDS = (
+    *("hidden_layer", "short_edge", "area_cap", "reference_edge", "partitions"),
+    *("min_seconds", "max_seconds", "min_clip_seconds", "max_clip_seconds"),
+)
 
 
 def read_spec(checkpoint: Checkpoint) -> Spec:
@@ -126,19 +131,22 @@ def _twinreel(checkpoint: Checkpoint) -> Fields:
 
 def _world(checkpoint: Checkpoint, block: Fields) -> World:
     default = World()
+    shortest, longest = block.real("min_seconds", default.min_seconds), block.real("max_seconds", default.max_seconds)
     world = World(
         short_edge=block.whole("short_edge", default.short_edge),
         area_cap=block.whole("area_cap", default.area_cap),
         reference_edge=block.whole("reference_edge", default.reference_edge),
-        min_seconds=block.real("min_seconds", default.min_seconds),
-        max_seconds=block.real("max_seconds", default.max_seconds),
+        min_seconds=shortest,
+        max_seconds=longest,
+        min_clip_seconds=block.real("min_clip_seconds", min(default.min_clip_seconds, shortest)),
+        max_clip_seconds=block.real("max_clip_seconds", min(default.max_clip_seconds, longest)),
         shifts=_shifts(checkpoint, default.shifts),
     )
-    block.need(
-        world.min_seconds <= world.max_seconds,
-        "min_seconds",
-        f"{world.min_seconds} exceeds max_seconds {world.max_seconds}",
-    )
+    for name, low, high in (
+        ("seconds", world.min_seconds, world.max_seconds),
+        ("clip_seconds", world.min_clip_seconds, world.max_clip_seconds),
+    ):
+        block.need(low <= high, f"min_{name}", f"{low} exceeds max_{name} {high}")
     return world
 
 

@@ -138,5 +138,6 @@ def _inside(folder: Path, relative: str, config: Path) -> Path:
 
 
 def listing(folder: Path) -> str:
+    """What lies in a folder, for an error message."""
     names = sorted(path.name + ("/" if path.is_dir() else "") for path in folder.iterdir())
     return ", ".join(names[:12]) + (", ..." if len(names) > 12 else "") if names else "an empty folder"

@@ -53,6 +53,26 @@ def load_into(
     return module
 
 
+def stream_part(
+    checkpoint: Checkpoint, spec: Spec, part: str, prefix: str, *, device: torch.device | str, dtype: torch.dtype
+) -> Iterator[tuple[str, Tensor]]:
+    """The parameters of a part whose names begin with `prefix`, whole, one after the other, without a module.
+
+    They come in the order they lie in the files, on `device`, in `dtype` (float32 islands stay float32). Nothing of
+    them is kept here. Raises CheckpointError as `load_into` does.
+    """
+    name, _, partition = part.partition(":")
+    files, expected = open_component(checkpoint.component(name, partition or None), spec)
+    rows = {stored: row for stored, row in expected.items() if row.module == name and row.parameter.startswith(prefix)}
+    assembly = _Assembly(torch.device(device))
+    for stored, tensor in read_tensors(files, rows):
+        whole = assembly.add(rows[stored], tensor, torch.float32 if rows[stored].island else dtype)
+        if whole is not None:
+            yield rows[stored].parameter, whole
+        del tensor, whole
+    assert not assembly.open, f"incomplete: {list(assembly.open)[:10]}"
+
+
 def stored_bytes(spec: Spec, part: str) -> int:
     """Bytes that a part's tensors take as they are stored (both layouts alike)."""
     name = part.partition(":")[0]
@@ -78,16 +98,20 @@ def _read_shard(shard: Path, entries: Sequence[tuple[str, Entry]]) -> Iterator[t
     with open_shard(shard) as file:
         for name, entry in entries:
             tensor = torch.empty(entry.shape, dtype=getattr(torch, entry.dtype))
-            raw: Any = tensor.view(-1).view(torch.uint8).numpy()
-            target = memoryview(raw)
             file.seek(entry.offset)
-            for start in range(0, entry.size, READ_BYTES):
-                piece = target[start : start + READ_BYTES]
-                if file.readinto(piece) != len(piece):
-                    raise CheckpointError(f"{shard}: ends inside {name}; the file changed while it was read")
-            del target, raw
+            _fill(tensor, file, name)
             yield name, tensor
             del tensor  # or this frame would hold it while the next one is allocated
+
+
+def _fill(tensor: Tensor, file: FileIO, name: str) -> None:
+    raw: Any = tensor.view(-1).view(torch.uint8).numpy()
+    target = memoryview(raw)
+    while target:
+        count = file.readinto(target[:READ_BYTES])
+        if not count:
+            raise CheckpointError(f"{file.name}: ends inside {name}; the file changed while it was read")
+        target = target[count:]
 
 
 def open_shard(path: Path) -> FileIO:

@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 
 from ..errors import CheckpointError
+from ..spec import DiTSpec, Spec
 from .config import read_spec
 from .files import Entry, first_ten, open_weights, read_json
 from .keymap import COMPONENTS, canonical_names, stored_tensors, total_bytes
@@ -98,7 +99,7 @@ def components_of(checkpoint: Checkpoint) -> dict[str, Component]:
 
 
 def _examine_component(
-    component: Component, spec: Any, checkpoint: Checkpoint, findings: Findings, seen: set[Path]
+    component: Component, spec: Spec, checkpoint: Checkpoint, findings: Findings, seen: set[Path]
 ) -> str | None:
     try:
         files = open_weights(component.weights)
@@ -116,6 +117,8 @@ def _examine_component(
     needed = total_bytes({name: row for name, row in expected.items() if not row.optional or name in names.values()})
     if counted != needed and not found:
         findings.problems.append(f"{where}: {counted} bytes, the config needs {needed}")
+    if "rope.inv_freq" in files.entries and not found:
+        findings.problems += _check_rope(files.entries["rope.inv_freq"], spec.dit, where)
     for shard in files.shards:
         mine = {name: entry for name, entry in files.entries.items() if entry.file == shard}
         _read_shard(shard, mine, checkpoint, findings, seen)
@@ -144,6 +147,15 @@ def _read_shard(
             if bad:
                 findings.problems.append(f"{_label(shard, checkpoint)}: {name}: {bad} values are not finite")
     _record(shard, digest.hexdigest(), size, checkpoint, findings)
+
+
+def _check_rope(entry: Entry, dit: DiTSpec, where: str) -> list[str]:
+    """The stored frequencies are never loaded, so they must be those that rope_theta gives (SPEC 2.4)."""
+    stored = np.fromfile(entry.file, np.float32, dit.rope_freqs, offset=entry.offset)
+    ours = dit.rope_theta ** (-np.arange(dit.rope_freqs) / dit.rope_freqs)
+    if np.allclose(stored, ours, rtol=1e-5, atol=0):
+        return []
+    return [f"{where}: rope.inv_freq ends at {stored[-1]:g}, rope_theta {dit.rope_theta:g} gives {ours[-1]:g}"]
 
 
 def _not_finite(block: bytes, dtype: str) -> int:

@@ -1,0 +1,106 @@
+"""From training files to the bundled model: the original layout, one partition for all three tasks, bfloat16."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from ...models.audio_decoder import lowpass_filter
+from ...spec import Spec
+from ...weights.keymap import Stored, stored_tensors
+from .. import tiny_configs as configs
+from ..recipe import Recipe
+from ..words import write_tokenizer
+from . import audio, dit, video
+from .loop import read_state
+
+# Module -> training file and the prefix its averaged weights have there.
+SOURCES = {
+    "dit": (dit.STEM, "dit/"),
+    "modulation": (dit.STEM, "modulation/"),
+    "text_encoder": (dit.STEM, "text/"),
+    "video_encoder": (video.STEM, "vae/encoder."),
+    "video_decoder": (video.DECODER_STEM, "decoder/"),
+    "audio_encoder": (audio.STEM, "vae/encoder."),
+    "audio_decoder": (audio.STEM, "vae/decoder."),
+}
+JOINT_DECODER = (video.STEM, "vae/decoder.")  # before the decoder's own run
+
+
+def write_model(target: Path, recipe: Recipe, folder: Path) -> Path:
+    """Write the model of the averaged weights in `folder` into `target`; returns it.
+
+    The latent statistics are those that the DiT was trained with.
+    """
+    stats = read_state(folder / f"{dit.STEM}-mean.safetensors")["facts"]["statistics"]
+    spec = dit.with_statistics(recipe.spec, stats)
+    sources = dict(SOURCES)
+    if not (folder / f"{video.DECODER_STEM}-mean.safetensors").is_file():
+        sources["video_decoder"] = JOINT_DECODER
+    files = {stem: load_file(folder / f"{stem}-mean.safetensors") for stem in {stem for stem, _ in sources.values()}}
+    places = {
+        "transformer": target / "transformer",
+        "text_encoder": target / "text_encoder",
+        "video_vae": target / "video_vae" / "source",
+        "audio_vae": target / "audio_vae",
+    }
+    for component, place in places.items():
+        place.mkdir(parents=True, exist_ok=True)
+        tensors = {
+            name: _value(row, spec, files, sources).to(getattr(torch, row.dtype)).contiguous()
+            for name, row in stored_tensors(component, "original", spec).items()
+            if not row.optional
+        }
+        save_file(tensors, place / "model.safetensors")
+    _write_configs(target, spec)
+    return target
+
+
+def _value(
+    row: Stored, spec: Spec, files: dict[str, dict[str, Tensor]], sources: dict[str, tuple[str, str]]
+) -> Tensor:
+    leaf = row.name.rpartition(".")[2]
+    if row.module is None:
+        if row.name == "rope.inv_freq":
+            steps = torch.arange(0, 2 * spec.dit.rope_freqs, 2, dtype=torch.float32)
+            return 1.0 / spec.dit.rope_theta ** (steps / (2 * spec.dit.rope_freqs))
+        # Never loaded (mask token, final norm, log variance of the sound): zeros say that nothing was trained there.
+        return torch.zeros(row.shape)
+    if leaf == "filter":
+        return lowpass_filter().reshape(row.shape)
+    if leaf == "zero_k_bias":
+        return torch.zeros(row.shape)
+    stem, prefix = sources[row.module]
+    value = files[stem][prefix + row.parameter]
+    assert value.shape == row.shape, f"{row.name}: {list(value.shape)}, {list(row.shape)} is needed"
+    return value
+
+
+def _write_configs(target: Path, spec: Spec) -> None:
+    stored = {"dtype": spec.video.dtype}
+    video_files = configs.video_configs(spec, "original")
+    audio_files = configs.audio_configs(spec, "original")
+    files: dict[str, Any] = {"transformer/config.json": configs.dit_config(spec, "original")}
+    files["text_encoder/config.json"] = configs.text_config(spec)
+    files |= {f"processor/{name}": config for name, config in configs.processor_configs(spec).items()}
+    files |= {f"video_vae/{name}": config | stored for name, config in video_files.items()}
+    files |= {f"audio_vae/{name}": config | {"dtype": spec.audio.dtype} for name, config in audio_files.items()}
+    # What only the diffusers config of the audio VAE names may stand in the original's kwargs.
+    files["audio_vae/metadata.json"]["metadata"]["kwargs"] |= {
+        "decoder_kernel_sizes": list(spec.audio.decoder_kernels),
+        "resblock_kernel_sizes": list(spec.audio.resblock_kernels),
+        "resblock_dilation_sizes": [list(row) for row in spec.audio.resblock_dilations],
+    }
+    files["audio_vae/metadata.json"].pop("dtype", None)
+    files["model_index.json"] = configs.partition_index(spec, spec.partitions[0])
+    for name, data in files.items():
+        path = target / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(json.dumps(data, indent=1) + "\n", encoding="utf-8")
+    for name in ("tokenizer", "processor"):
+        write_tokenizer(target / name)

@@ -1,0 +1,58 @@
+"""Memory of this machine, asked of the system and the driver: no torch, so that planning stays quick."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from importlib import metadata
+from pathlib import Path
+
+
+@dataclass(frozen=True)
+class Memory:
+    """Bytes of one memory: all of it, and what is free now."""
+
+    total: int
+    free: int
+
+
+def host_memory() -> Memory | None:
+    """The host's memory; None where the system does not tell. A container's limit counts where there is one."""
+    try:
+        facts = dict(re.findall(r"^(\w+):\s+(\d+) kB", Path("/proc/meminfo").read_text(), re.MULTILINE))
+        total, free = int(facts["MemTotal"]) << 10, int(facts["MemAvailable"]) << 10
+    except (OSError, KeyError):
+        names = ("SC_PAGE_SIZE", "SC_PHYS_PAGES")
+        if not all(name in getattr(os, "sysconf_names", {}) for name in names):
+            return None
+        total = free = os.sysconf(names[0]) * os.sysconf(names[1])
+    group = Path("/sys/fs/cgroup")
+    try:
+        limit = int((group / "memory.max").read_text())
+        used = int((group / "memory.current").read_text())
+    except (OSError, ValueError):  # no group, or "max": no limit
+        return Memory(total, free)
+    return Memory(min(total, limit), min(free, max(0, limit - used)))
+
+
+def cuda_memory() -> Sequence[Memory]:
+    """Every NVIDIA device's memory, in the driver's order; none without a driver or with a torch built for CPUs."""
+    try:
+        if metadata.version("torch").endswith("+cpu"):
+            return ()
+        nvml = ctypes.CDLL("libnvidia-ml.so.1")
+    except (OSError, metadata.PackageNotFoundError):
+        return ()
+    count, found = ctypes.c_uint(), []
+    if nvml.nvmlInit_v2() or nvml.nvmlDeviceGetCount_v2(ctypes.byref(count)):
+        return ()
+    for number in range(count.value):
+        device, facts = ctypes.c_void_p(), (ctypes.c_ulonglong * 3)()
+        if nvml.nvmlDeviceGetHandleByIndex_v2(number, ctypes.byref(device)) == 0:
+            nvml.nvmlDeviceGetMemoryInfo(device, ctypes.byref(facts))
+        found.append(Memory(total=facts[0], free=facts[1]))
+    nvml.nvmlShutdown()
+    return found

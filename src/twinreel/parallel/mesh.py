@@ -1,0 +1,62 @@
+"""The mesh: which ranks form which axis. Rank = sp rank * tp + tp rank, so that tp neighbours are neighbours."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from datetime import timedelta
+from typing import Any
+
+from twinreel.parallel import Axis, Meter, Parallel, Strategy
+
+
+@dataclass(frozen=True)
+class Mesh:
+    """How many ranks each axis has. `text` divides sp * tp; the conditioner is replicated over the rest."""
+
+    sp: int = 1
+    tp: int = 1
+    text: int = 1
+
+    def __post_init__(self) -> None:
+        if min(self.sp, self.tp, self.text) < 1 or self.size % self.text:
+            raise ValueError(f"a mesh needs positive sizes, and text to divide sp * tp; got {self}")
+
+    @property
+    def size(self) -> int:
+        """All ranks."""
+        return self.sp * self.tp
+
+    def members(self, name: str) -> Iterator[list[int]]:
+        """The groups of ranks along an axis, each in the axis' order."""
+        if name == "sp":
+            yield from (list(range(first, self.size, self.tp)) for first in range(self.tp))
+        else:
+            width = {"tp": self.tp, "text": self.text, "every": self.size}[name]
+            yield from (list(range(first, first + width)) for first in range(0, self.size, width))
+
+
+def join_mesh(mesh: Mesh, rank: int, strategy: Strategy, *, backend: str, patience: float) -> Parallel:
+    """This rank's axes; every rank of torch.distributed's default group calls it with the same mesh.
+
+    `backend`: of what the model exchanges (`nccl`, `gloo`); the default group, of CPU tensors, is the control axis. A
+    collective of the model that takes more than `patience` seconds is an error.
+    """
+    import torch.distributed as dist
+
+    meter = Meter()
+
+    def axis(name: str) -> Axis:
+        mine = Axis(name)
+        for members in mesh.members(name):
+            if len(members) > 1:  # every rank takes part in making every group
+                group: Any = dist.new_group(members, timeout=timedelta(seconds=patience), backend=backend)
+                if rank in members:
+                    mine = Axis(name, len(members), members.index(rank), group, meter)
+        return mine
+
+    axes = {name: axis(name) for name in ("sp", "tp", "text", "every")}
+    return replace(
+        Parallel(axes["sp"], axes["tp"], strategy, axes["text"], axes["every"]),
+        control=Axis("control", mesh.size, rank) if mesh.size > 1 else Axis("control"),
+    )

@@ -1,0 +1,104 @@
+"""Sequence parallelism by heads: rows are sharded everywhere but in attention, where heads are.
+
+Each rank makes qkv of its own rows for all heads, sends every other rank the heads that are its, attends over all rows
+with its own heads, and sends the rows back. Heads may go in chunks: while one is on its way the next one's product or
+attention runs. Attention is the same call per head as on one rank, so its bits do not depend on how many there are.
+
+Legend: R ranks, S rows on this rank, H heads before the exchange, h heads of a chunk after it (H / chunks / R), d head
+dim.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from twinreel.parallel.attend import AttentionFn, Linear, QKNorm, Rows
+from twinreel.parallel.axis import Axis
+
+
+@dataclass(frozen=True)
+class Relayout:
+    """How heads are put in order for an exchange and back.
+
+    pack: (qkv [S, H*3*d], the norms, the rows, R) -> [R, S, 3, h, d]: normalised, rotated, by destination.
+    merge: (the chunks [R, S, h, d] in head order, valid rows) -> [S, H, d], later rows zero.
+    """
+
+    name: str
+    pack: Callable[[Tensor, QKNorm, Rows, int], Tensor]
+    merge: Callable[[Sequence[Tensor], int], Tensor]
+
+
+def pack(qkv: Tensor, qk_norm: QKNorm, at: Rows, ranks: int) -> Tensor:
+    """The definition of `Relayout.pack`. Rows lie as attention reads them: q, k, v are strided views of what arrives."""
+    parts = qk_norm(qkv, at)
+    rows, heads, dim = parts[0].shape
+    packed = qkv.new_empty(ranks, rows, 3, heads // ranks, dim)
+    for i, part_SHd in enumerate(parts):
+        packed[:, :, i].copy_(part_SHd.unflatten(1, (ranks, -1)).transpose(0, 1))
+    return packed
+
+
+def merge(chunks: Sequence[Tensor], valid: int) -> Tensor:
+    """The definition of `Relayout.merge`."""
+    ranks, rows, _, dim = chunks[0].shape
+    out = chunks[0].new_empty(rows, sum(ranks * chunk.shape[2] for chunk in chunks), dim)
+    first = 0
+    for chunk in chunks:
+        last = first + ranks * chunk.shape[2]
+        out[:, first:last].unflatten(1, (ranks, -1)).copy_(chunk.transpose(0, 1))
+        first = last
+    out[valid:].zero_()
+    return out
+
+
+PLAIN = Relayout("plain", pack, merge)
+
+
+def refusal(heads: int, ranks: int, chunks: int) -> str | None:
+    """Why `heads` heads cannot go over `ranks` ranks in `chunks` chunks, or None."""
+    if heads % ranks:
+        return f"{heads} heads cannot be dealt out evenly to {ranks} ranks of sequence parallelism"
+    if not 1 <= chunks <= heads // ranks:
+        return f"{heads // ranks} heads a rank cannot go in {chunks} chunks"
+    return None
+
+
+class Ulysses:
+    """Attends over rows that are sharded over `sp`. ValueError when called where gradients are recorded."""
+
+    def __init__(self, attention: AttentionFn, sp: Axis, relayout: Relayout = PLAIN, chunks: int = 1) -> None:
+        if chunks < 1:
+            raise ValueError(f"heads go in at least one chunk, got {chunks}")
+        self.attention, self.sp, self.relayout, self.chunks = attention, sp, relayout, chunks
+
+    def __call__(self, x_SD: Tensor, qkv_linear: Linear, qk_norm: QKNorm, at: Rows) -> Tensor:
+        """x_SD -> [S, H*d] in x's dtype; rows after `at.used` (of all ranks) are zero."""
+        if torch.is_grad_enabled():
+            raise ValueError("sequence parallelism is for inference: call it under torch.inference_mode()")
+        ranks, rows = self.sp.size, x_SD.shape[0]
+        arriving = []
+        for start, stop in self._spans(qkv_linear.out_features, 3 * qk_norm.head_dim):
+            whole = stop - start == qkv_linear.out_features
+            qkv = qkv_linear(x_SD) if whole else qkv_linear.columns(x_SD, start, stop)
+            arriving.append(self.sp.exchange(self.relayout.pack(qkv, qk_norm, at, ranks)))
+        returning = []
+        for exchange in arriving:
+            q_Shd, k_Shd, v_Shd = exchange.wait().flatten(0, 1).unbind(1)
+            out_Shd = self.attention(q_Shd, k_Shd, v_Shd, at.used)
+            returning.append(self.sp.exchange(out_Shd.contiguous().unflatten(0, (ranks, rows))))
+        valid = max(0, min(rows, at.used - self.sp.rank * rows))
+        return self.relayout.merge([exchange.wait() for exchange in returning], valid).flatten(1)
+
+    def _spans(self, outputs: int, width: int) -> list[tuple[int, int]]:
+        """Outputs of each chunk: whole groups of one head for every rank, as evenly as they go."""
+        problem = refusal(outputs // width, self.sp.size, self.chunks)
+        if problem:
+            raise ValueError(problem)
+        groups, unit = outputs // width // self.sp.size, self.sp.size * width
+        bounds = [groups * i // self.chunks * unit for i in range(self.chunks + 1)]
+        return list(zip(bounds, bounds[1:], strict=False))

@@ -1,0 +1,115 @@
+"""Errors as answers of one shape, and the gate that every request comes through."""
+
+from __future__ import annotations
+
+import json
+import logging
+import sqlite3
+
+from fastapi import FastAPI, Request, Response
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import JSONResponse
+from starlette.datastructures import MutableHeaders
+from starlette.exceptions import HTTPException
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from ..errors import RequestError
+from .jobs import Conflict, QueueFull
+from .security import HEADERS, Refusal
+from .service import Service, Unavailable
+from .shapes import Failed, Failure
+from .uploads import TooLarge, TooSlow, Unreadable
+
+log = logging.getLogger("twinreel.serve")
+WORDS = {404: "not_found", 405: "method_not_allowed", 415: "unsupported_type"}
+
+
+def answer(status: int, kind: str, message: str, field: str | None = None, wait: int | None = None) -> JSONResponse:
+    """An error in the one shape that all have."""
+    error = Failure(type=kind, message=message, field=field, code=None)
+    headers = {} if wait is None else {"retry-after": str(wait)}
+    return JSONResponse(Failed(error=error).model_dump(), status, headers)
+
+
+def missing(job: str) -> JSONResponse:
+    """404 for an id that no job has."""
+    return answer(404, "not_found", f"there is no video {job[:60]!r}; it may have been removed")
+
+
+def error_answer(error: Exception, service: Service) -> JSONResponse:
+    """What an error means to a client."""
+    if isinstance(error, RequestError):
+        return answer(422, "request_error", str(error).removeprefix(f"{error.field}: "), error.field)
+    if isinstance(error, Refusal):
+        return answer(error.status, error.kind, error.message)
+    if isinstance(error, Unavailable):
+        return answer(503, "unavailable", str(error), wait=error.wait)
+    if isinstance(error, QueueFull):
+        return answer(429, "busy", "the queue is full; try again later", wait=service.wait())
+    if isinstance(error, Conflict):
+        return answer(409, "conflict", "this Idempotency-Key was used for another request", "Idempotency-Key")
+    if isinstance(error, TooLarge):
+        return answer(413, "too_large", str(error))
+    if isinstance(error, TooSlow):
+        return answer(408, "timeout", str(error))
+    if isinstance(error, Unreadable):
+        return answer(422, "request_error", str(error), "body")
+    if isinstance(error, HTTPException):
+        kind = {404: "not_found", 405: "method_not_allowed", 415: "unsupported_type"}.get(
+            error.status_code, "request_error"
+        )
+        return answer(error.status_code, kind, str(error.detail))
+    if isinstance(error, RequestValidationError):
+        first = error.errors()[0]
+        return answer(422, "request_error", str(first.get("msg")), ".".join(map(str, first.get("loc", ())[1:])) or None)
+    # a full or read-only disk: true until somebody makes room
+    log.error("the queue's folder: %s", error)
+    return answer(503, "unavailable", "the server cannot write to its disk; the operator has to make room", wait=60)
+
+
+KNOWN = (RequestError, Refusal, Unavailable, QueueFull, Conflict, TooLarge, TooSlow, Unreadable, HTTPException)
+KNOWN_EDGE = (*KNOWN, RequestValidationError, sqlite3.Error, OSError)
+
+
+def add_errors(app: FastAPI, service: Service) -> None:
+    """One shape for every error."""
+
+    async def told(request: Request, error: Exception) -> Response:
+        made = error_answer(error, service)
+        service.metrics.refused.labels(json.loads(bytes(made.body))["error"]["type"]).inc()
+        return made
+
+    for kind in KNOWN_EDGE:
+        app.add_exception_handler(kind, told)
+
+
+class Gate:
+    """Around the whole application: keys and origins before it, headers and counts after it."""
+
+    def __init__(self, app: ASGIApp, service: Service) -> None:
+        self._app, self._service = app, service
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """One request, or the application's life."""
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        request, metrics = Request(scope), self._service.metrics
+
+        async def told(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                headers = MutableHeaders(scope=message)
+                for name, value in HEADERS.items():
+                    headers.setdefault(name, value)
+                if request.url.path.startswith("/v1/"):
+                    headers.setdefault("cache-control", "no-store")
+                metrics.answers.labels(str(message["status"])).inc()
+            await send(message)
+
+        try:
+            self._service.guard.check(request.method, request.url.path, request.headers, request.cookies)
+        except Refusal as error:
+            metrics.refused.labels(error.kind).inc()
+            await error_answer(error, self._service)(scope, receive, told)
+        else:
+            await self._app(scope, receive, told)

@@ -1,0 +1,58 @@
+"""`twinreel serve`, and `twinreel generate --server`."""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING, Any
+
+from ..errors import ConfigError, RequestError
+from ..output import OutputOptions, check_output
+
+if TYPE_CHECKING:
+    from ..flags import Generate
+    from .flags import Serve
+
+
+def serve(command: Serve) -> int:
+    """Serve until stopped. Raises ConfigError, CheckpointError."""
+    try:
+        from .server import serve as run
+        from .service import Service
+    except ModuleNotFoundError as error:
+        raise ConfigError(f"serve: {error.name} is not installed; pip install 'twinreel[serve]'") from None
+
+    def told(address: str) -> None:
+        print(f"twinreel: listening at {address} (Ctrl-C ends it)", file=sys.stderr)
+        print(address, flush=True)
+
+    config = command.engine.build()
+    if config.allow_remote:
+        raise ConfigError("--allow-remote: a server fetches from named hosts only; give --remote-hosts")
+    return run(Service(command.server, config), told)
+
+
+def generate(command: Generate) -> dict[str, Any]:
+    """Run a request on the server that `command` names; the finished job. Raises what `Client` raises."""
+    from ..flags import EngineFlags
+    from ..progress import progress
+    from .client import Client
+
+    output = command.writing.build()
+    if command.engine != EngineFlags():
+        raise ConfigError("--server: the engine's flags are the server's to set; leave them out")
+    if command.trace is not None:
+        raise ConfigError("--server: --trace is for runs on this machine; leave it out")
+    if command.output.suffix.lower() != ".mp4":
+        raise RequestError("output", f"got {command.output}; a server makes MP4 files, so the name ends in .mp4")
+    if output != OutputOptions(overwrite=output.overwrite):
+        raise RequestError("output", "a server chooses how files are written; leave out everything but --overwrite")
+    target = check_output(command.output, output)
+    key = None
+    if command.server_key_file is not None:
+        try:
+            key = command.server_key_file.read_text(encoding="utf-8").partition("\n")[0].strip()
+        except OSError as error:
+            raise ConfigError(f"--server-key-file: cannot read {command.server_key_file} ({error.strerror})") from None
+    assert command.server is not None
+    with progress(command.report.quiet) as watch:
+        return Client(command.server, key, patience=3600.0).generate(command.request.build(), target, watch)

@@ -1,0 +1,271 @@
+"""The one thread between queue and runner: takes the next job, passes its events on, records how it ended."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import shutil
+import sqlite3
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from .hub import Hub, State
+from .jobs import CANCELLED, COMPLETED, FAILED, Job, Jobs, strangers
+from .metrics import Metrics
+from .options import GIB, ServeOptions
+from .runner import EngineLost, Runner, Work, outcome_file
+
+log = logging.getLogger("twinreel.serve")
+IDLE = 1.0  # seconds between looks at an empty queue, which is woken anyway
+SWEEP = 60.0
+FIRST_PAUSE, LONGEST_PAUSE = 0.5, 60.0  # before an engine that did not start is started again
+
+
+class Dispatcher:
+    """Feeds one runner from the queue. `engine` is its state in a word, `cause` why it does not run."""
+
+    def __init__(self, jobs: Jobs, hub: Hub, runner: Runner, metrics: Metrics, options: ServeOptions) -> None:
+        self.jobs, self.hub, self.runner, self.metrics, self.options = jobs, hub, runner, metrics, options
+        self.engine = "starting"
+        self.cause: str | None = None
+        self.described: dict[str, Any] | None = None
+        self.current: str | None = None
+        self.seconds_a_job, self.seconds_a_call = 10.0, 0.0
+        self._wake, self._stop, self._drained = threading.Event(), threading.Event(), threading.Event()
+        self._checkpoint = False
+        self._swept = 0.0
+        self._thread = threading.Thread(target=self._loop, name="dispatch", daemon=True)
+
+    def start(self) -> None:
+        """Settle what a dead server left, then begin."""
+        recover(self.jobs)
+        sweep(self.jobs)
+        self._thread.start()
+
+    def wake(self) -> None:
+        """There may be something to do."""
+        self._wake.set()
+        self.hub.touch()
+
+    def cancel(self, job: str) -> str | None:
+        """End a job; see `Jobs.cancel`."""
+        state = self.jobs.cancel(job)
+        if state is not None:
+            self.runner.cancel(job)
+            self.hub.touch()
+        return state
+
+    def stop(self) -> None:
+        """Give the running job `drain_seconds`, then put it back; end the engine."""
+        self._stop.set()
+        self._wake.set()
+        if not self._drained.wait(self.options.drain_seconds):
+            self._checkpoint = True
+            current = self.current
+            if current is not None:
+                self.runner.cancel(current)
+                self._drained.wait(min(30.0, self.options.drain_seconds + 5.0))
+        self.runner.stop()
+        self._thread.join(10)
+        self.engine = "stopped"
+
+    def _loop(self) -> None:
+        try:
+            while not self._stop.is_set():
+                if self.engine != "ready" and not self._start_engine():
+                    continue
+                try:
+                    self._tidy()
+                    job = self.jobs.take()
+                    if job is not None:
+                        self._run(job)
+                        continue
+                except (sqlite3.Error, OSError) as error:
+                    # a full or read-only disk: the job keeps its last recorded state, and is settled once writing works
+                    self.cause = f"the queue's folder cannot be written: {error}"
+                    log.error(self.cause)
+                    self._pause(IDLE)
+                    self._settle_late()
+                    continue
+                self._pause(IDLE)
+        finally:
+            self._drained.set()
+
+    def _pause(self, seconds: float) -> None:
+        self._wake.wait(seconds)
+        self._wake.clear()
+
+    def _settle_late(self) -> None:
+        try:
+            recover(self.jobs)
+            self.cause = None
+        except (sqlite3.Error, OSError):
+            pass  # the next round tries again
+
+    def _start_engine(self) -> bool:
+        pause = FIRST_PAUSE
+        while not self._stop.is_set():
+            try:
+                self.described = self.runner.start()
+                self.engine, self.cause = "ready", None
+                log.info("engine ready")
+                return True
+            except EngineLost as error:
+                self.engine, self.cause = "failed", str(error)
+                log.error("engine did not start: %s", error)
+                self._stop.wait(pause)
+                pause = min(2 * pause, LONGEST_PAUSE)
+        return False
+
+    def _run(self, job: Job) -> None:
+        folder = self.jobs.path(job.id)
+        self.current = job.id
+        self.hub.publish(job.id, State())
+        log.info("job %s begins (%s)", job.id, job.task)
+        try:
+            for number, event in enumerate(self.runner.run(work_of(job, folder, self.options))):
+                if number == 0 and self._is_cancelled(job):
+                    self.runner.cancel(job.id)  # asked for after the job was taken and before it ran
+                self._note(job, folder, event)
+        except EngineLost as error:
+            self._lost(job, error)
+        finally:
+            self.current = None
+            self.hub.forget(job.id)
+            self.hub.touch()
+
+    def _note(self, job: Job, folder: Path, event: dict[str, Any]) -> None:
+        kind = event["event"]
+        if kind == "progress":
+            names = ("stage", "done", "total", "eta", "note")
+            self.hub.advance(job.id, **{name: event[name] for name in names if name in event})
+            self.metrics.progress(event)
+        elif kind == "preview":
+            state = self.hub.state(job.id) or State()
+            self.hub.advance(job.id, preview=state.preview + 1)
+        elif kind == "done":
+            self._complete(job, folder, event["outcome"])
+        elif kind == "failed":
+            error = {name: event.get(name) for name in ("kind", "field", "message")}
+            error["message"] = str(error["message"]).replace(f"{folder}/", "")
+            self._end(job, FAILED, error=error)
+        elif kind == "cancelled":
+            self._cancelled(job)
+
+    def _is_cancelled(self, job: Job) -> bool:
+        fresh = self.jobs.get(job.id)
+        return fresh is not None and fresh.cancelling
+
+    def _cancelled(self, job: Job) -> None:
+        if self._checkpoint and not self._is_cancelled(job):
+            self.jobs.put_back(job.id)
+            log.info("job %s goes back to the queue", job.id)
+        else:
+            self._end(job, CANCELLED)
+
+    def _complete(self, job: Job, folder: Path, outcome: dict[str, Any]) -> None:
+        size = sync_folder(folder)
+        self._end(job, COMPLETED, outcome=outcome, size=size)
+        took = time.time() - (job.started or time.time())
+        self.seconds_a_job += 0.3 * (took - self.seconds_a_job)
+        calls, denoise = outcome.get("calls") or 0, outcome.get("stages", {}).get("denoise")
+        if calls and denoise:
+            self.seconds_a_call = denoise / calls
+        self.metrics.finished(took, outcome)
+
+    def _end(self, job: Job, status: str, **values: Any) -> None:
+        self.jobs.end(job.id, status, **values)
+        self.metrics.ended.labels(status).inc()
+        log.info("job %s %s", job.id, status)
+
+    def _lost(self, job: Job, error: EngineLost) -> None:
+        """The engine went down with the job: try again once from what is saved, then fail with the cause."""
+        self.engine, self.cause = "restarting", str(error)
+        fresh = self.jobs.get(job.id) or job
+        if self._stop.is_set():
+            self.jobs.put_back(job.id)
+        elif fresh.cancelling:
+            self._end(job, CANCELLED)
+        elif fresh.crashes < self.options.retries and fresh.starts < self.options.max_starts:
+            self.jobs.put_back(job.id, crashed=True)
+            log.error("job %s is tried again: %s", job.id, error)
+        else:
+            tries = fresh.crashes + 1
+            message = f"{error} (tried {tries} time{'s' * (tries > 1)})"
+            self._end(job, FAILED, error={"kind": "EngineLost", "field": None, "message": message})
+        self.metrics.restarts.inc()
+
+    def _tidy(self) -> None:
+        if time.monotonic() - self._swept > SWEEP:
+            self._swept = time.monotonic()
+            expire(self.jobs, self.options.keep_days, self.options.keep_gib * GIB)
+
+
+def work_of(job: Job, folder: Path, options: ServeOptions) -> Work:
+    """The job as a runner takes it: addresses `input:N` become paths in the job's folder."""
+    body = dict(job.body)
+    body["conditions"] = [
+        {**item, "uri": str(folder / f"in-{item['uri'].removeprefix('input:')}")} for item in body["conditions"]
+    ]
+    width, height = job.facts["canvas"]
+    sizes = job.facts["video_latents"], width, height
+    return Work(job.id, body, str(folder), {"keep_latents": not options.drop_latents, "sizes": sizes})
+
+
+def recover(jobs: Jobs) -> None:
+    """Settle jobs that a dead server left running: finished ones are delivered, the others wait again."""
+    for job in jobs.running():
+        outcome = finished(jobs.path(job.id))
+        if outcome is not None:
+            jobs.end(job.id, COMPLETED, outcome=outcome, size=sync_folder(jobs.path(job.id)))
+        elif job.cancelling:
+            jobs.end(job.id, CANCELLED)
+        else:
+            jobs.put_back(job.id)
+
+
+def sweep(jobs: Jobs) -> None:
+    """Remove what no row knows and every unfinished upload: only while nobody can be sending any."""
+    for path in [*strangers(jobs.folder, jobs.ids()), *(jobs.folder / "incoming").glob("*")]:
+        shutil.rmtree(path, ignore_errors=True)
+
+
+def finished(folder: Path) -> dict[str, Any] | None:
+    """The outcome a runner left in `folder`, when it and all its files are whole."""
+    try:
+        outcome = json.loads(outcome_file(folder).read_bytes())
+        whole = all((folder / name).stat().st_size == size for name, size in outcome["sizes"].items())
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        return None
+    return outcome if whole and outcome["sizes"] else None
+
+
+def sync_folder(folder: Path) -> int:
+    """Have every file of a job on the disk, and return their bytes."""
+    total = 0
+    for path in [*sorted(folder.iterdir()), folder]:
+        number = os.open(path, os.O_RDONLY)
+        try:
+            os.fsync(number)
+            total += os.fstat(number).st_size if path != folder else 0
+        finally:
+            os.close(number)
+    return total
+
+
+def expire(jobs: Jobs, days: float, most: float, remove: Callable[..., None] = shutil.rmtree) -> list[str]:
+    """Remove ended jobs that are too old, then the oldest until the rest takes at most `most` bytes; their ids."""
+    ended, limit = jobs.ended(), time.time() - days * 86400
+    total, gone = sum(job.bytes for job in ended), []
+    for job in ended:
+        if (job.ended or 0) >= limit and total <= most:
+            break
+        total -= job.bytes
+        if jobs.remove(job.id):
+            remove(jobs.path(job.id), ignore_errors=True)
+            gone.append(job.id)
+    return gone

@@ -1,0 +1,110 @@
+"""Remote media on a server: only from allowed hosts, never from addresses of the server's own networks.
+
+A name is resolved here, every address it has must be public, and the connection goes to the address that was checked;
+a redirect starts all over. So neither a name that points inwards nor one that changes its mind gets through.
+"""
+
+from __future__ import annotations
+
+import http.client
+import ipaddress
+import socket
+import ssl
+import time
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from urllib.parse import urljoin, urlsplit
+
+from ..errors import RequestError
+
+REDIRECTS = 3
+WAIT_SECONDS, MAX_SECONDS = 10.0, 60.0
+PORTS = {"http": 80, "https": 443}
+BLOCK = 1 << 16
+_NAT64 = ipaddress.ip_network("64:ff9b::/96")
+
+
+def is_public(address: str) -> bool:
+    """Whether an IP address belongs to the internet at large: not private, loopback, link-local, shared or reserved."""
+    ip = ipaddress.ip_address(address.partition("%")[0])
+    if isinstance(ip, ipaddress.IPv6Address):
+        inner = ip.ipv4_mapped or ip.sixtofour or (ip.teredo[1] if ip.teredo else None)
+        if ip in _NAT64:
+            inner = ipaddress.IPv4Address(int(ip) & 0xFFFFFFFF)
+        if inner is not None:
+            return is_public(str(inner))
+    return ip.is_global and not ip.is_multicast and not ip.is_reserved
+
+
+def resolve(host: str, port: int) -> list[str]:
+    """Every address of a name. Raises OSError."""
+    return [str(found[4][0]) for found in socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)]
+
+
+class Fetcher:
+    """Fetches from `hosts`: `example.org`, or `.example.org` for it and its subdomains. The rest is for tests."""
+
+    def __init__(
+        self,
+        hosts: Iterable[str],
+        resolve: Callable[[str, int], Sequence[str]] = resolve,
+        allowed: Callable[[str], bool] = is_public,
+        ports: Iterable[int] = (80, 443),
+    ) -> None:
+        self._hosts = tuple(host.lower().rstrip(".") for host in hosts)
+        self._resolve, self._allowed, self._ports = resolve, allowed, set(ports)
+
+    def fetch(self, address: str, target: Path, field: str, max_bytes: int) -> int:
+        """Write what `address` gives to `target`; its bytes. Raises RequestError naming `field`."""
+        end = time.monotonic() + MAX_SECONDS
+        try:
+            for _ in range(REDIRECTS + 1):
+                connection, path, name = self._connect(address, field)
+                try:
+                    connection.request("GET", path, headers={"Host": name, "User-Agent": "twinreel", "Accept": "*/*"})
+                    answer = connection.getresponse()
+                    if answer.status in (301, 302, 303, 307, 308):
+                        address = urljoin(address, answer.headers.get("Location", ""))
+                        continue
+                    if answer.status != 200:
+                        raise RequestError(field, f"{name} answered {answer.status}; check the address")
+                    return _save(answer, target, field, max_bytes, end)
+                finally:
+                    connection.close()
+        except (OSError, http.client.HTTPException, ValueError) as error:
+            raise RequestError(field, f"cannot be fetched ({type(error).__name__}); check the address") from None
+        raise RequestError(field, f"redirects more than {REDIRECTS} times; give the final address")
+
+    def _connect(self, address: str, field: str) -> tuple[http.client.HTTPConnection, str, str]:
+        parts = urlsplit(address)
+        host, scheme = (parts.hostname or "").lower().rstrip("."), parts.scheme.lower()
+        if scheme not in PORTS or parts.username is not None:
+            raise RequestError(field, "leads to an address that is not plain http or https; upload the medium instead")
+        if not any(host == name.lstrip(".") or name[:1] == "." and host.endswith(name) for name in self._hosts):
+            raise RequestError(field, f"media from {host[:100]!r} are not allowed here; upload the medium instead")
+        port = parts.port or PORTS[scheme]
+        if port not in self._ports:
+            raise RequestError(field, f"port {port} is not asked; upload the medium instead")
+        found = self._resolve(host, port)
+        if not found or not all(map(self._allowed, found)):
+            raise RequestError(field, f"{host[:100]!r} is not a public address; upload the medium instead")
+        path = (parts.path or "/") + (f"?{parts.query}" if parts.query else "")
+        wire = socket.create_connection((found[0], port), WAIT_SECONDS)
+        if scheme == "https":
+            wire = ssl.create_default_context().wrap_socket(wire, server_hostname=host)
+        connection = http.client.HTTPConnection(host, port, timeout=WAIT_SECONDS)
+        connection.sock = wire
+        return connection, path, parts.netloc
+
+
+def _save(answer: http.client.HTTPResponse, target: Path, field: str, max_bytes: int, end: float) -> int:
+    size = 0
+    with target.open("wb") as file:
+        while block := answer.read1(BLOCK):
+            size += len(block)
+            if size > max_bytes:
+                raise RequestError(field, f"is larger than {max_bytes >> 20:,} MiB; give a smaller file")
+            if time.monotonic() > end:
+                raise RequestError(field, f"took more than {MAX_SECONDS:g} s; upload the medium instead")
+            file.write(block)
+    return size

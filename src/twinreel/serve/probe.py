@@ -1,0 +1,150 @@
+"""Reads the media of a request in a process of its own, before the request is queued: what a client sends is decoded
+neither by the server nor, unless it can be run, by the engine.
+
+The process has limits of memory and time; a medium that takes it down is refused, and the next request gets a new one.
+"""
+
+from __future__ import annotations
+
+import json
+import resource
+import sys
+import threading
+import time
+import zipfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from ..errors import RequestError
+from ..limits import clip_frames
+from ..plan import condition_labels, describe_plan, make_plan
+from ..policy_options import format_policy, parse_policy
+from ..request import Request, check_request
+from ..request_json import request_from_json
+from ..spec import Spec
+from .child import Child, ChildLost, Voice
+
+MEMORY_BYTES = 8 << 30
+SECONDS = 60.0
+IDLE_SECONDS = 300.0
+
+
+def facts_of(request: Request, spec: Spec, sources: Sequence[Any] = ()) -> dict[str, Any]:
+    """What is known of a job before it runs: its plan, the labels of its media, its policy. Raises RequestError."""
+    plan = make_plan(request, spec, sources)
+    facts = describe_plan(plan)
+    facts["labels"] = [" ".join(names) for _, names in condition_labels(plan.conditions)]
+    del facts["conditions"]
+    facts["policy"] = format_policy(parse_policy(request.policy))
+    return facts
+
+
+class Probe:
+    """Asks the reading process; started when first needed. One question at a time."""
+
+    def __init__(self, command: Sequence[str] | None = None, seconds: float = SECONDS) -> None:
+        self._command = list(command or (sys.executable, "-m", "twinreel.serve.probe"))
+        self._seconds = seconds
+        self._turn = threading.Lock()
+        self._child: Child | None = None
+
+    def check(self, body: dict[str, Any], spec: Spec, model: dict[str, Any]) -> dict[str, Any]:
+        """`facts_of` a request whose media are files. Raises RequestError."""
+        request = request_from_json(body)
+        check_request(request, spec)
+        answer = self._ask({"do": "check", "body": body, "model": model})
+        return dict(answer["facts"])
+
+    def frames(self, video: Path, target: Path) -> None:
+        """Write every frame of a finished video into the ZIP `target` as PNG. Raises RequestError."""
+        self._ask({"do": "frames", "video": str(video), "target": str(target)})
+
+    def stop(self) -> None:
+        """End the process."""
+        with self._turn:
+            self._end()
+
+    def _ask(self, order: dict[str, Any]) -> dict[str, Any]:
+        with self._turn:
+            try:
+                if self._child is None or not self._child.alive:
+                    self._child = Child(self._command)
+                self._child.send(order)
+                end = time.monotonic() + self._seconds
+                while (answer := self._child.receive(0.5)) is None:
+                    if time.monotonic() > end:
+                        self._end(0.0)
+                        raise RequestError("conditions", f"reading the media took more than {self._seconds:g} s")
+            except ChildLost as error:
+                self._end(0.0)
+                raise RequestError("conditions", f"the media cannot be read: the reader ended ({error})") from None
+        if "field" in answer:
+            raise RequestError(answer["field"], answer["message"])
+        return answer
+
+    def _end(self, seconds: float = 2.0) -> None:
+        child, self._child = self._child, None
+        if child is not None:
+            child.stop(seconds)
+
+
+def main() -> int:
+    """Answer questions until the server closes the line."""
+    voice = Voice()
+    resource.setrlimit(resource.RLIMIT_AS, (MEMORY_BYTES, MEMORY_BYTES))
+    specs: dict[str, Spec] = {}
+    for order in voice.orders():
+        try:
+            if order["do"] == "frames":
+                write_frames(Path(order["video"]), Path(order["target"]))
+                voice.say(done=True)
+            else:
+                voice.say(facts=check(order, specs))
+        except RequestError as error:
+            voice.say(field=error.field, message=str(error).removeprefix(f"{error.field}: "))
+        except MemoryError:
+            voice.say(field="conditions", message="need more memory to be read than is given; send smaller media")
+    return 0
+
+
+def check(order: dict[str, Any], specs: dict[str, Spec]) -> dict[str, Any]:
+    """Read the media of one request as the engine will, and plan it. Raises RequestError."""
+    from ..media_in import read_source
+
+    spec = _spec(order["model"], specs)
+    request = request_from_json(order["body"])
+    most = int(clip_frames(spec).high)
+    items = [(f"keyframes[{i}]", item) for i, item in enumerate(request.keyframes)]
+    items += [(f"references[{i}]", item) for i, item in enumerate(request.references)]  # type: ignore[misc]
+    return facts_of(request, spec, [read_source(item, spec, most, where) for where, item in items])
+
+
+def _spec(model: dict[str, Any], specs: dict[str, Spec]) -> Spec:
+    from ..weights import locate, read_spec
+
+    key = json.dumps(model, sort_keys=True)
+    if key not in specs:
+        specs[key] = read_spec(locate(model["path"], model["components"]))
+    return specs[key]
+
+
+def write_frames(video: Path, target: Path) -> None:
+    """A ZIP of the video's frames as `frame-00000.png`, whole or not at all."""
+    import io
+
+    import av
+
+    from ..output import FRAME_NAME
+    from ..report import replacing
+
+    with replacing(target) as temporary, zipfile.ZipFile(temporary, "w", zipfile.ZIP_STORED) as archive:
+        with av.open(str(video)) as container:
+            for number, frame in enumerate(container.decode(video=0)):
+                data = io.BytesIO()
+                frame.to_image().save(data, "PNG", compress_level=3)
+                archive.writestr(zipfile.ZipInfo(FRAME_NAME.format(number)), data.getvalue())
+
+
+if __name__ == "__main__":
+    sys.exit(main())

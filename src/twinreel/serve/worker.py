@@ -1,0 +1,206 @@
+"""The engine's process: orders come in as JSON lines, events go out; `runner.EngineRunner` holds the other end."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import queue
+import re
+import signal
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ..errors import Cancelled, CheckpointError, ConfigError, RequestError
+from ..request import Keyframe, Reference, Request
+from ..request_json import request_from_json
+from ..watch import Event
+from .child import Voice
+from .preview import Previewer
+from .results import Results, resumable
+from .runner import outcome_file
+
+if TYPE_CHECKING:
+    from ..engine import Engine
+
+LOCK_SECONDS = 60.0  # for the engine of a server that was killed to let go of the folder
+TOLD_EVERY = 0.2  # seconds between events of one stage
+
+
+def main(words: Sequence[str] | None = None) -> int:
+    """Serve orders until the server closes the line; `words` holds the settings as one JSON object."""
+    settings = json.loads((sys.argv[1:] if words is None else words)[0])
+    voice = Voice()
+    orders = Orders(voice)
+    threading.Thread(target=orders.listen, daemon=True).start()
+    try:
+        _hold(Path(settings["lock"]))
+        engine = build(settings)
+        for text in settings["warm"]:
+            warm_up(engine, text, voice)
+        voice.say(event="ready", engine=engine.describe())
+    except Exception as error:  # the edge of the process: the server is told why there is no engine
+        traceback.print_exc()
+        voice.say(event="failed", message=f"{type(error).__name__}: {error}")
+        return 1
+    while True:
+        order = orders.next()
+        try:
+            perform(engine, order, orders, voice)
+        except Cancelled:
+            voice.say(event="cancelled")
+        except Exception as error:  # the edge of the job: it ends with its cause, the engine goes on
+            if not isinstance(error, RequestError):
+                traceback.print_exc()
+            voice.say(
+                event="failed", kind=type(error).__name__, message=str(error), field=getattr(error, "field", None)
+            )
+            if is_fatal(error):
+                return 1
+
+
+def is_fatal(error: Exception) -> bool:
+    """Whether the device can be trusted no more after this error (a CUDA fault stays in its process for good)."""
+    return type(error).__name__ == "AcceleratorError" or "CUDA error" in str(error)
+
+
+class Orders:
+    """Reads orders in the background: jobs wait their turn, a cancel is heard at once."""
+
+    def __init__(self, voice: Voice) -> None:
+        self._voice = voice
+        self._jobs: queue.SimpleQueue[dict[str, Any]] = queue.SimpleQueue()
+        self._cancelled = 0
+
+    def listen(self) -> None:
+        """Read until the server is gone, then end this process and whatever it started."""
+        for order in self._voice.orders():
+            if order["do"] == "cancel":
+                self._cancelled = order["turn"]
+            else:
+                self._jobs.put(order)
+        if os.getpgrp() == os.getpid():
+            os.killpg(0, signal.SIGKILL)
+        os._exit(0)
+
+    def next(self) -> dict[str, Any]:
+        """The next job, when there is one."""
+        return self._jobs.get()
+
+    def check(self, turn: int) -> None:
+        """Raise Cancelled when the server asked for it."""
+        if turn == self._cancelled:
+            raise Cancelled("the job was cancelled")
+
+
+def _hold(lock: Path) -> None:
+    file = lock.open("w")
+    end = time.monotonic() + LOCK_SECONDS
+    while True:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            break
+        except BlockingIOError:
+            if time.monotonic() > end:
+                raise ConfigError(f"another engine works in {lock.parent}; end it first") from None
+            time.sleep(0.05)
+    _held.append(file)
+
+
+_held: list[Any] = []  # the lock lasts as long as its open file, which is as long as the process
+
+
+def build(settings: dict[str, Any]) -> Engine:
+    """The engine of the settings, with a conditioning cache when it was given memory."""
+    from ..conditioning import ConditionCache
+    from ..config import EngineConfig
+    from ..engine import Engine
+
+    limit = settings["cache_mib"] << 20
+    return Engine(EngineConfig(**settings["engine"]), cache=ConditionCache(limit) if limit else None)
+
+
+def perform(engine: Engine, order: dict[str, Any], orders: Orders, voice: Voice) -> None:
+    """Run one job to its outcome: from saved latents that can be read, otherwise from its request."""
+    folder, request = Path(order["folder"]), request_from_json(order["body"])
+    results = Results(folder, order["options"])
+    teller = Teller(order["turn"], orders, voice, results)
+    target, output = results.target, results.output
+    kept = resumable(folder)
+    if kept is not None:
+        try:
+            report = engine.decode(kept, target, output, teller)
+            teller.say("done", outcome=results.finish(report, resumed=True))
+            return
+        except (RequestError, CheckpointError) as error:
+            print(f"saved latents of {order['id']} are not used: {error}", file=sys.stderr)
+            kept.unlink(missing_ok=True)
+    outcome_file(folder).unlink(missing_ok=True)
+    sizes = order["options"]["sizes"]
+    previewer = Previewer(engine, folder, sizes, lambda name: teller.say("preview", file=name))
+
+    def boundary(name: str, values: Any, part: int = 0, parts: int = 1) -> None:
+        results.boundary(name, values)
+        previewer.boundary(name, values, part)
+
+    report = engine.render(request, target, output, teller, boundary)
+    teller.say("done", outcome=results.finish(report, resumed=False))
+
+
+class Teller:
+    """The watch of a running job: tells the server, and hears it."""
+
+    def __init__(self, turn: int, orders: Orders, voice: Voice, results: Results) -> None:
+        self._turn, self._orders, self._voice, self._results = turn, orders, voice, results
+        self._last = ("", 0.0)
+
+    def __call__(self, event: Event) -> None:
+        """Pass the event on, unless one of the same stage has just been; Cancelled when the server asked for it."""
+        self._orders.check(self._turn)
+        if event.stage == "decode":
+            self._results.keep_latents()
+        now = time.monotonic()
+        stage, told = self._last
+        if event.stage != stage or now - told >= TOLD_EVERY or event.done == event.total:
+            self._last = event.stage, now
+            self.say("progress", stage=event.stage, done=event.done, total=event.total, eta=event.eta, note=event.note)
+
+    def say(self, kind: str, **values: Any) -> None:
+        """An event of this job."""
+        self._voice.say(event=kind, **values)
+
+
+def warm_up(engine: Engine, text: str, voice: Voice) -> None:
+    """Run a request of two steps of the task and size that `text` names (`t2va@1344x768x5`). Raises ConfigError."""
+    found = re.fullmatch(r"(t2va|fl2va|ref2va)@(\d+)x(\d+)x(\d+(?:\.\d+)?)", text)
+    if found is None:
+        raise ConfigError(f"warm: got {text!r}; write TASK@WIDTHxHEIGHTxSECONDS, such as t2va@1344x768x5")
+    import numpy as np
+
+    from ..sources import Picture
+
+    width, height = int(found[2]), int(found[3])
+    grey = Picture(np.full((height, width, 3), 128, np.uint8))
+    media: dict[str, Any] = {}
+    if found[1] == "fl2va":
+        media["keyframes"] = (Keyframe(grey),)
+    elif found[1] == "ref2va":
+        media["references"] = (Reference("image", grey),)
+
+    def tell(event: Event) -> None:
+        voice.say(event="progress", stage=f"warm-up {event.stage}", done=event.done, total=event.total)
+
+    try:
+        request = Request("Warm-up.", size=(width, height), duration=float(found[4]), steps=2, **media)
+        engine.generate(request, tell)
+    except RequestError as error:
+        raise ConfigError(f"warm: {text}: {error}") from None
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,75 @@
+"""The flags of `compare` and `validate`; `tools.commands` runs them. Loads no torch."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Annotated
+
+import tyro
+
+from .flags import Optional, ReportFlags
+
+SETUP = (
+    "key=value words, such as 'model=weights precision=bf16 policy=forecast:fast', or a .toml or .json file of them: "
+    "fields of EngineConfig, policy, steps."
+)
+
+
+@dataclass(frozen=True)
+class Compare:
+    """Compare two videos, raw results (.npz), latents (.safetensors), traces (folders) or reports (.json)."""
+
+    a: tyro.conf.Positional[Path]
+    """The first."""
+    b: tyro.conf.Positional[Path]
+    """The second, compared with the first."""
+    page: Optional[Path] = None
+    """HTML page to write: both videos side by side, the worst frame, curves."""
+    output: Annotated[Path | None, tyro.conf.arg(aliases=["-o"], help_behavior_hint="")] = None
+    """JSON file to write, every figure in it."""
+    no_ssim: bool = False
+    """Leave SSIM out; it takes longest."""
+    report: ReportFlags = field(default_factory=ReportFlags)
+
+
+@dataclass(frozen=True)
+class Validate:
+    """Run the same requests under two setups and say exact, close or apart (exit code 1).
+
+    With --against diffusers: one setup against the public implementation, boundary by boundary. With --pareto: every
+    policy and fewer steps against the base, as a plot.
+    """
+
+    base: Annotated[str, tyro.conf.arg(help=f"The setup that is right. {SETUP}", metavar="SETUP")] = ""
+    test: Annotated[str, tyro.conf.arg(help="What differs from the base; the same words.", metavar="SETUP")] = ""
+    requests: str = "frozen"
+    """frozen, or a JSON file with a list of requests."""
+    only: tuple[str, ...] = ()
+    """Name of a request to keep, repeatable. Default: all."""
+    more_seeds: int = 0
+    """Further text requests with other seeds."""
+    steps: Optional[int] = None
+    """Steps of every request, for a quick look."""
+    duration: Optional[float] = None
+    """Seconds of every request, for a quick look."""
+    bounds: str = "strict"
+    """What close means: strict (40 dB video, 30 dB audio SNR, every request) or published (means of 35.86 dB, SSIM
+    0.9646, cosine 0.989, 18.8 dB)."""
+    matrix: bool = False
+    """Also run the test's features and the test's policy alone."""
+    against: Optional[str] = None
+    """diffusers: the public implementation instead of --test."""
+    model: Optional[str] = None
+    """Folder of the weights, the same as model= in --base."""
+    pareto: Annotated[Path | None, tyro.conf.arg(metavar="FILE.svg", help_behavior_hint="")] = None
+    """SVG to draw instead of a verdict; a table goes to stdout."""
+    output: Annotated[Path | None, tyro.conf.arg(aliases=["-o"], help_behavior_hint="")] = None
+    """JSON file to write."""
+    report: ReportFlags = field(default_factory=ReportFlags)
+
+
+COMMANDS = (
+    Annotated[Compare, tyro.conf.subcommand("compare")],
+    Annotated[Validate, tyro.conf.subcommand("validate")],
+)

@@ -1,0 +1,150 @@
+"""Setups: an engine's configuration with a step policy and steps, by which `validate` runs the same requests."""
+
+from __future__ import annotations
+
+import gc
+import json
+import tomllib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, get_type_hints
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..config import EngineConfig
+from ..errors import ConfigError
+from ..policy_options import format_policy, parse_policy
+from ..watch import Watch, ignore
+from .frozen import Named
+
+if TYPE_CHECKING:
+    from ..engine import Engine
+
+
+@dataclass(frozen=True)
+class Setup:
+    """`steps` None keeps each request's own."""
+
+    engine: EngineConfig = EngineConfig()
+    policy: str = "every-step"
+    steps: int | None = None
+
+    def describe(self) -> dict[str, Any]:
+        """What differs from the defaults."""
+        given = {item.name: getattr(self.engine, item.name) for item in fields(EngineConfig)}
+        default = {item.name: getattr(EngineConfig(), item.name) for item in fields(EngineConfig)}
+        values = {name: value for name, value in given.items() if value != default[name]}
+        return values | {"policy": self.policy} | ({"steps": self.steps} if self.steps is not None else {})
+
+
+@dataclass(frozen=True)
+class Result:
+    """One request under one setup. Frames and waveform lie in a file, so that a whole set fits."""
+
+    name: str
+    path: Path
+    sha256: Mapping[str, str]
+    seconds: float
+    denoise_seconds: float
+    calls: int
+    peak_bytes: float
+    policy: Mapping[str, Any]
+
+    def media(self) -> tuple[NDArray[np.uint8], NDArray[np.float32]]:
+        """Frames uint8 `[F, H, W, 3]` and waveform float32 `[2, n]`."""
+        with np.load(self.path) as stored:
+            return stored["frames"], stored["waveform"]
+
+
+def parse_setup(text: str, base: Setup | None = None) -> Setup:
+    """`key=value` words (fields of EngineConfig, `policy`, `steps`), or a `.toml` or `.json` file of them; over `base`.
+
+    Raises ConfigError, and RequestError for a bad policy.
+    """
+    path = Path(text)
+    if path.suffix in (".toml", ".json"):
+        try:
+            content = path.read_text(encoding="utf-8")
+            given = json.loads(content) if path.suffix == ".json" else tomllib.loads(content)
+        except (OSError, ValueError) as error:
+            raise ConfigError(f"{path}: cannot be read as a setup ({error})") from None
+    else:
+        pairs = [word.partition("=") for word in text.split()]
+        given = {key: value for key, _, value in pairs}
+        for key, equals, _ in pairs:
+            if not equals:
+                raise ConfigError(
+                    f"{text!r}: {key!r} is not key=value; write words such as precision=bf16 policy=reuse"
+                )
+    return _build(given, base or Setup(), text)
+
+
+def _build(given: Mapping[str, Any], base: Setup, text: str) -> Setup:
+    hints = get_type_hints(EngineConfig)
+    engine: dict[str, Any] = {}
+    for key, value in given.items():
+        if key in ("policy", "steps"):
+            continue
+        if key not in hints:
+            raise ConfigError(f"{text!r}: no field {key!r}; known are policy, steps, {', '.join(hints)}")
+        engine[key] = _typed(key, value, hints[key], text)
+    policy = format_policy(parse_policy(given.get("policy", base.policy)))
+    steps = _typed("steps", given["steps"], int, text) if "steps" in given else base.steps
+    return Setup(replace(base.engine, **engine), policy, steps)
+
+
+def _typed(key: str, value: Any, hint: Any, text: str) -> Any:
+    if not isinstance(value, str):
+        return value
+    if hint in (int, int | None):
+        try:
+            return int(value)
+        except ValueError:
+            raise ConfigError(f"{text!r}: {key} is {value!r}; a whole number is needed") from None
+    if hint is bool:
+        if value.lower() not in ("true", "false"):
+            raise ConfigError(f"{text!r}: {key} is {value!r}; use true or false")
+        return value.lower() == "true"
+    return value
+
+
+class Runs:
+    """Runs setups one after the other and keeps results in `folder`; one engine lives at a time."""
+
+    def __init__(self, folder: Path, watch: Watch = ignore) -> None:
+        self.folder, self.watch = folder, watch
+        self._engine: Engine | None = None
+        self._count = 0
+
+    def engine(self, config: EngineConfig) -> Engine:
+        """An engine of `config`: the last one when it is the same, otherwise a new one after the last was let go."""
+        from ..engine import Engine
+
+        if self._engine is None or self._engine.config != config:
+            self._engine = None
+            gc.collect()
+            self._engine = Engine(config)
+        return self._engine
+
+    def run(self, setup: Setup, requests: Sequence[Named]) -> list[Result]:
+        """Every request under `setup`."""
+        engine = self.engine(setup.engine)
+        return [self._one(engine, setup, named) for named in requests]
+
+    def _one(self, engine: Engine, setup: Setup, named: Named) -> Result:
+        steps = named.request.steps if setup.steps is None else setup.steps
+        media = engine.generate(replace(named.request, policy=setup.policy, steps=steps), self.watch)
+        path = self.folder / f"{self._count:05d}.npz"
+        self._count += 1
+        np.savez(path, frames=media.video, waveform=media.audio)
+        stages = media.report["stages"]
+        return Result(
+            named.name, path, media.report["sha256"],
+            seconds=sum(record["seconds"] for record in stages.values()),
+            denoise_seconds=stages["denoise"]["seconds"],
+            calls=media.report["policy"]["calls"],
+            peak_bytes=max(record["peak_bytes"] for record in stages.values()),
+            policy=media.report["policy"],
+        )  # fmt: skip

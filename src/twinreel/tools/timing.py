@@ -1,0 +1,109 @@
+"""Timing for benches: medians and spread, roofs of the same run, what the card was doing meanwhile."""
+
+from __future__ import annotations
+
+import shutil
+import statistics
+import subprocess
+import time
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+MOST_RUNS, FEWEST_RUNS = 400, 3
+
+
+def measure(function: Callable[[], object], device: torch.device, seconds: float) -> dict[str, float]:
+    """Run `function` for about `seconds` after a warm-up: median, best and worst seconds of one run, and their number.
+
+    A rate that holds for a second is the sustained one: cards lower their clocks at their power limit.
+    """
+    function()
+    first = _runs(function, device, 1)[0]
+    count = max(FEWEST_RUNS, min(MOST_RUNS, int(seconds / max(first, 1e-7))))
+    times = sorted(_runs(function, device, count))
+    return {"seconds": statistics.median(times), "best": times[0], "worst": times[-1], "runs": len(times)}
+
+
+def _runs(function: Callable[[], object], device: torch.device, count: int) -> list[float]:
+    if device.type != "cuda":
+        marks = [time.perf_counter()]
+        for _ in range(count):
+            function()
+            marks.append(time.perf_counter())
+        return [after - before for before, after in zip(marks, marks[1:], strict=False)]
+    events = [torch.cuda.Event(enable_timing=True) for _ in range(count + 1)]
+    events[0].record()
+    for event in events[1:]:
+        function()
+        event.record()
+    torch.cuda.synchronize(device)
+    return [before.elapsed_time(after) / 1e3 for before, after in zip(events, events[1:], strict=False)]
+
+
+def copy_roof(device: torch.device, seconds: float, size: int) -> float:
+    """GB/s of a device copy of `size` bytes, read and written bytes both counted."""
+    source = torch.randint(-128, 127, (size,), dtype=torch.int8, device=device)
+    target = torch.empty_like(source)
+    return 2 * size / measure(lambda: target.copy_(source), device, seconds)["seconds"] / 1e9
+
+
+def host_roof(device: torch.device, seconds: float, size: int) -> dict[str, float]:
+    """GB/s from host memory to the device, pinned and not; empty on a CPU."""
+    if device.type != "cuda":
+        return {}
+    target = torch.empty(size, dtype=torch.int8, device=device)
+    found = {}
+    for name, pinned in (("pinned", True), ("pageable", False)):
+        source = torch.zeros(size, dtype=torch.int8, pin_memory=pinned)
+        found[name] = size / measure(partial(target.copy_, source), device, seconds)["seconds"] / 1e9
+    return found
+
+
+def product_roof(rows: int, inputs: int, outputs: int, like: Tensor, seconds: float) -> float:
+    """TFLOP/s of [rows, inputs] x [inputs, outputs] in the dtype and on the device of `like`, on random data."""
+    x, weight = (torch.randn(n, inputs, device=like.device, dtype=like.dtype) for n in (rows, outputs))
+    spent = measure(lambda: torch.nn.functional.linear(x, weight), like.device, seconds)["seconds"]
+    return 2 * rows * inputs * outputs / spent / 1e12
+
+
+def card(device: torch.device) -> dict[str, str]:
+    """Name, and on CUDA the clocks, power and temperature as nvidia-smi tells them now."""
+    if device.type != "cuda":
+        return {"device": str(device)}
+    facts = {"device": torch.cuda.get_device_name(device)}
+    if shutil.which("nvidia-smi"):
+        fields = ("clocks.sm", "clocks.mem", "power.draw", "temperature.gpu")
+        command = [
+            "nvidia-smi",
+            f"--query-gpu={','.join(fields)}",
+            "--format=csv,noheader",
+            f"--id={device.index or 0}",
+        ]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=20)
+        facts |= dict(zip(fields, (word.strip() for word in done.stdout.split(",")), strict=False))
+    return facts
+
+
+def kernels(function: Callable[[], object], device: torch.device, most: int = 16) -> list[dict[str, Any]]:
+    """The kernels of one run by time: name, calls, milliseconds, share."""
+    from torch.profiler import ProfilerActivity, profile
+
+    activity = ProfilerActivity.CUDA if device.type == "cuda" else ProfilerActivity.CPU
+    with profile(activities=[activity]) as seen:
+        function()
+        if device.type == "cuda":
+            torch.cuda.synchronize(device)
+    rows = [
+        (event.key, event.count, (event.self_device_time_total or event.self_cpu_time_total) / 1e3)
+        for event in seen.key_averages()
+    ]
+    total = sum(spent for _, _, spent in rows) or 1.0
+    rows.sort(key=lambda row: -row[2])
+    return [
+        {"kernel": name[:90], "calls": count, "ms": round(spent, 3), "share": round(spent / total, 4)}
+        for name, count, spent in rows[:most]
+    ]

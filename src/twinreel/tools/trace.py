@@ -1,0 +1,160 @@
+"""`--trace DIR`: the values between stages as safetensors with a manifest, and reading such a folder.
+
+The schema is small on purpose, so that other engines' traces can be compared too; `docs/validation.md` has it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from ..errors import RequestError
+from ..report import replacing
+
+SCHEMA = "twinreel-trace/1"
+MANIFEST = "manifest.json"
+
+
+class Trace:
+    """A `watch.Boundary` that writes: each boundary at once as a file, the manifest at `finish`.
+
+    Of `velocity` the first, the middle and the last step are kept, or with `all_steps` every one. The folder is made;
+    one that holds a manifest already is refused with RequestError.
+    """
+
+    def __init__(self, folder: str | Path, all_steps: bool = False) -> None:
+        self.folder, self.all_steps = Path(folder), all_steps
+        self.boundaries: list[dict[str, Any]] = []
+        if (self.folder / MANIFEST).exists():
+            raise RequestError("trace", f"{folder} holds a trace already; name a new folder")
+        try:
+            self.folder.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise RequestError("trace", f"{folder} cannot be made: {error.strerror}") from None
+
+    def __call__(self, name: str, values: Mapping[str, Any], part: int = 0, parts: int = 1) -> None:
+        """Write one boundary; no tensors, no file."""
+        if name == "velocity" and not self.all_steps and part not in (0, parts // 2, parts - 1):
+            return
+        from safetensors.torch import save_file
+
+        label = name if parts == 1 else f"{name}.{part}"
+        tensors = {key: _plain(value) for key, value in values.items()}
+        file = f"{len(self.boundaries):03d}-{label}.safetensors"
+        save_file(tensors, self.folder / file)
+        self.boundaries.append({"name": label, "file": file, "tensors": {k: _facts(t) for k, t in tensors.items()}})
+
+    def finish(self, report: Mapping[str, Any]) -> Path:
+        """Write the manifest with the run's report; returns its path."""
+        from .. import __version__
+
+        manifest = {
+            "schema": SCHEMA,
+            "engine": f"twinreel {__version__}",
+            "report": report,
+            "boundaries": self.boundaries,
+        }
+        with replacing(self.folder / MANIFEST) as temporary:
+            temporary.write_text(json.dumps(manifest, indent=1, default=str) + "\n", encoding="utf-8")
+        return self.folder / MANIFEST
+
+
+def _plain(value: Any) -> Any:
+    """A tensor on the CPU in memory of its own: the loop goes on in the original."""
+    import torch
+
+    tensor = value if isinstance(value, torch.Tensor) else torch.from_numpy(value)
+    return tensor.detach().to("cpu", copy=True).contiguous()
+
+
+def _facts(tensor: Any) -> dict[str, Any]:
+    import torch
+
+    raw = tensor.reshape(-1).view(torch.uint8).numpy() if tensor.numel() else b""
+    dtype = str(tensor.dtype).removeprefix("torch.")
+    return {"dtype": dtype, "shape": list(tensor.shape), "sha256": hashlib.sha256(raw).hexdigest()}
+
+
+def is_trace(path: Path) -> bool:
+    """Whether `path` is a trace's folder."""
+    return (path / MANIFEST).is_file()
+
+
+def read_manifest(folder: Path) -> dict[str, Any]:
+    """A trace's manifest. Raises RequestError when it is not one of this schema."""
+    try:
+        manifest = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise RequestError("trace", f"{folder / MANIFEST} cannot be read: {error}") from None
+    if not isinstance(manifest, dict) or manifest.get("schema") != SCHEMA:
+        raise RequestError("trace", f"{folder / MANIFEST} is not of schema {SCHEMA}")
+    return manifest
+
+
+def read_boundaries(folder: Path, manifest: Mapping[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
+    """(name, tensors) of each boundary in order, read one at a time."""
+    from safetensors.torch import load_file
+
+    for boundary in manifest["boundaries"]:
+        try:
+            yield boundary["name"], load_file(folder / boundary["file"])
+        except OSError as error:
+            raise RequestError("trace", f"{folder / boundary['file']} cannot be read: {error}") from None
+
+
+def compare_traces(a: Path, b: Path) -> dict[str, Any]:
+    """Boundary by boundary in `a`'s order: equal bits or the distances, and the first that differs.
+
+    Boundaries that only one trace has are listed and do not count as a difference.
+    """
+    first, second = read_manifest(a), read_manifest(b)
+    files = {boundary["name"]: boundary["file"] for boundary in second["boundaries"]}
+    rows, differing = [], None
+    from safetensors.torch import load_file
+
+    for name, tensors in read_boundaries(a, first):
+        if name not in files:
+            continue
+        others = load_file(b / files[name])
+        for key in [*tensors, *(key for key in others if key not in tensors)]:
+            row = {"boundary": name, "tensor": key} | difference(tensors.get(key), others.get(key))
+            rows.append(row)
+            if not row["equal"] and differing is None:
+                differing = row
+    names = [boundary["name"] for boundary in first["boundaries"]]
+    return {
+        "kind": "traces",
+        "identical": differing is None,
+        "first_difference": differing,
+        "boundaries": rows,
+        "only_a": [name for name in names if name not in files],
+        "only_b": [name for name in files if name not in names],
+    }
+
+
+def difference(a: Any, b: Any) -> dict[str, Any]:
+    """Of two tensors: `equal`, or why they cannot be compared, or max and mean |a - b|, relative L1 and cosine."""
+    import torch
+
+    if a is None or b is None:
+        return {"equal": False, "why": "only in " + ("b" if a is None else "a")}
+    if a.shape != b.shape:
+        return {"equal": False, "why": f"shapes {list(a.shape)} and {list(b.shape)}"}
+    if a.dtype == b.dtype and torch.equal(a, b):
+        return {"equal": True}
+    x, y = a.double().reshape(-1), b.double().reshape(-1)
+    apart = (x - y).abs()
+    norms = x.norm() * y.norm()
+    return {
+        "equal": False,
+        "dtypes": [str(a.dtype).removeprefix("torch."), str(b.dtype).removeprefix("torch.")],
+        "differing": int((apart != 0).sum()),
+        "of": x.numel(),
+        "max": float(apart.max()),
+        "mean": float(apart.mean()),
+        "relative_l1": float(apart.sum() / x.abs().sum().clamp(min=1e-300)),
+        "cosine": float((x @ y) / norms) if norms else 0.0,
+    }

@@ -1,0 +1,173 @@
+"""`twinreel validate`: the frozen requests under two setups in one go, and a verdict."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from ..errors import ConfigError, RequestError
+from ..report import versions
+from ..request_json import request_from_json
+from ..spec import Spec
+from ..watch import Watch, ignore
+from .compare import compare_media, decibels
+from .frozen import FROZEN, Named, frozen_requests
+from .setups import Result, Runs, Setup
+from .verdict import summarise, verdict
+
+CELLS = ("exact features", "policy alone", "all together")
+
+
+def validate(
+    base: Setup,
+    test: Setup,
+    requests: Sequence[Named],
+    *,
+    bounds: str = "strict",
+    matrix: bool = False,
+    watch: Watch = ignore,
+) -> dict[str, Any]:
+    """Run `requests` under `base` and `test` and compare raw frames and waveforms. Plain JSON values.
+
+    `matrix` runs three tests instead of one: the test's engine with the base's policy, the base's engine with the
+    test's policy, and both. Where the first is exact, the other two must give one hash; `apart` if they do not.
+    Requests of tasks that the weights do not have are left out and named. Raises what the engine raises.
+    """
+    with tempfile.TemporaryDirectory(prefix="twinreel-validate-") as folder:
+        runs = Runs(Path(folder), watch)
+        spec = runs.engine(base.engine).parts.spec
+        kept = [named for named in requests if named.request.resolved_task in spec.tasks]
+        if not kept:
+            raise ConfigError(f"no request left: the weights do {', '.join(spec.tasks)}")
+        tests = {"test": test}
+        if matrix:
+            # policy alone before the others: it shares the base's engine
+            alone, engine_only = replace(base, policy=test.policy, steps=test.steps), replace(base, engine=test.engine)
+            tests = dict(zip((CELLS[1], CELLS[0], CELLS[2]), (alone, engine_only, test), strict=True))
+        base_results = runs.run(base, kept)
+        cells, results = {}, {}
+        for name, setup in tests.items():
+            results[name] = runs.run(setup, kept)
+            cells[name] = measure(base_results, results[name], spec, bounds) | {"setup": setup.describe()}
+    report: dict[str, Any] = {
+        "frozen": FROZEN,
+        "requests": [named.name for named in kept],
+        "left_out": [named.name for named in requests if named not in kept],
+        "bounds": bounds,
+        "base": {"setup": base.describe(), "costs": costs(base_results)},
+        "cells": cells,
+        "versions": versions(),
+    }
+    if matrix:
+        report["matrix"] = _one_hash(cells, results)
+    report["verdict"] = _worst([cell["verdict"] for cell in cells.values()])
+    if matrix and report["matrix"]["one_hash"] is False:
+        report["verdict"] = "apart"
+    return report
+
+
+def measure(base: Sequence[Result], test: Sequence[Result], spec: Spec, bounds: str) -> dict[str, Any]:
+    """Figures, costs and verdict of one setup against the base."""
+    rows = []
+    for one, other in zip(base, test, strict=True):
+        same = one.sha256["frames"] == other.sha256["frames"] and one.sha256["waveform"] == other.sha256["waveform"]
+        comparison = compare_media(one.media(), other.media(), spec.video)
+        assert comparison["identical"] == same, "the hashes and the values disagree"
+        rows.append({"request": one.name, "sha256": dict(other.sha256), **comparison})
+    summary = summarise(rows)
+    warnings = sorted({result.policy["warning"] for result in test if "warning" in result.policy})
+    return {
+        "verdict": verdict(summary, bounds),
+        "summary": summary,
+        "costs": costs(test),
+        "warnings": warnings,
+        "rows": rows,
+    }
+
+
+def costs(results: Sequence[Result]) -> dict[str, float]:
+    """Means over the requests: seconds in all and of denoising, calls; and the largest peak of memory."""
+    count = len(results)
+    return {
+        "seconds": sum(result.seconds for result in results) / count,
+        "denoise_seconds": sum(result.denoise_seconds for result in results) / count,
+        "calls": sum(result.calls for result in results) / count,
+        "peak_bytes": max(result.peak_bytes for result in results),
+    }
+
+
+def _one_hash(cells: Mapping[str, Any], results: Mapping[str, Sequence[Result]]) -> dict[str, Any]:
+    exact = cells[CELLS[0]]["verdict"] == "exact"
+    pairs = zip(results[CELLS[1]], results[CELLS[2]], strict=True)
+    differing = [a.name for a, b in pairs if any(a.sha256[k] != b.sha256[k] for k in ("frames", "waveform"))]
+    return {"features_exact": exact, "one_hash": not differing if exact else None, "differing": differing}
+
+
+def _worst(verdicts: Sequence[str]) -> str:
+    return max(verdicts, key=("exact", "close", "apart").index)
+
+
+def read_requests(name: str) -> tuple[Named, ...]:
+    """`frozen`, or a JSON file with a list of requests (each as `POST /v1/videos` takes it). Raises RequestError."""
+    if name == "frozen":
+        return frozen_requests()
+    import json
+
+    try:
+        bodies = json.loads(Path(name).read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise RequestError("requests", f"{name} cannot be read: {error}") from None
+    if not isinstance(bodies, list) or not bodies:
+        raise RequestError("requests", f"{name} is not a list of requests; use frozen, or a JSON file with such a list")
+    return tuple(Named(f"{Path(name).stem}-{i}", request_from_json(body)) for i, body in enumerate(bodies))
+
+
+def table(report: Mapping[str, Any]) -> str:
+    """The report for people."""
+    base = report["base"]
+    lines = [
+        f"base        {_setup(base['setup'])}: {_costs(base['costs'])}",
+        f"requests    {len(report['requests'])}: {', '.join(report['requests'])}",
+    ]
+    if report["left_out"]:
+        lines.append(f"left out    {', '.join(report['left_out'])}: the weights do not have these tasks")
+    for name, cell in report["cells"].items():
+        summary = cell["summary"]
+        lines.append(f"{name}: {_setup(cell['setup'])}: {_costs(cell['costs'])}")
+        rest = "" if cell["verdict"] == "exact" else f"; of the rest, mean (worst): {_figures(summary)}"
+        lines.append(f"  {cell['verdict']}: {summary['exact']}/{summary['of']} exact{rest}")
+        lines += [f"  warning: {warning}" for warning in cell["warnings"]]
+    if "matrix" in report:
+        facts = report["matrix"]
+        words = {True: "give one hash", False: f"differ in {', '.join(facts['differing'])}", None: "need not agree"}
+        lines.append(
+            f"policy alone and all together {words[facts['one_hash']]} (features exact: {facts['features_exact']})"
+        )
+    return "\n".join([*lines, f"verdict ({report['bounds']}): {report['verdict']}"])
+
+
+def _setup(setup: Mapping[str, Any]) -> str:
+    return " ".join(f"{name}={value}" for name, value in setup.items())
+
+
+def _costs(values: Mapping[str, float]) -> str:
+    return (
+        f"{values['calls']:.1f} calls, {values['seconds']:.2f} s, denoise {values['denoise_seconds']:.2f} s, "
+        f"peak {values['peak_bytes'] / 2**30:.2f} GiB"
+    )
+
+
+def _figures(summary: Mapping[str, Any]) -> str:
+    words = []
+    for name, unit in (("video_psnr", "dB"), ("video_ssim", ""), ("audio_snr", "dB"), ("audio_cosine", "")):
+        mean, worst = summary[name]["mean"], summary[name]["worst"]
+        if not summary[name]["measured"]:
+            words.append(f"{name} not measured")
+        elif unit:
+            words.append(f"{name} {decibels(mean)} ({decibels(worst)})")
+        elif mean is not None:
+            words.append(f"{name} {mean:.4f} ({worst:.4f})")
+    return ", ".join(words)

@@ -1,0 +1,79 @@
+"""From figures of many requests to one word: `exact`, `close` or `apart`."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from ..errors import ConfigError
+
+# figure -> where a comparison of two results has it; larger is better for each
+FIGURES = {
+    "video_psnr": ("video", "psnr"),
+    "video_ssim": ("video", "ssim"),
+    "audio_snr": ("audio", "snr"),
+    "audio_cosine": ("audio", "cosine"),
+}
+
+
+@dataclass(frozen=True)
+class Bounds:
+    """A named set: the least value of each figure, and whether every request must reach it or their mean."""
+
+    least: Mapping[str, float]
+    every: bool
+
+
+BOUNDS = {
+    "strict": Bounds({"video_psnr": 40.0, "audio_snr": 30.0}, every=True),
+    # the figures published for the conservative cache on the released model; means
+    "published": Bounds(
+        {"video_psnr": 35.86, "video_ssim": 0.9646, "audio_cosine": 0.989, "audio_snr": 18.8}, every=False
+    ),
+}
+
+
+def figures(comparison: Mapping[str, Any]) -> dict[str, float | None]:
+    """The four figures of one comparison; infinite where nothing differs, None where it was not measured."""
+    values: dict[str, float | None] = {}
+    for name, (part, key) in FIGURES.items():
+        value = comparison[part][key]
+        exact = comparison[part]["identical"] and name in ("video_psnr", "audio_snr")
+        values[name] = math.inf if exact else value
+    return values
+
+
+def summarise(comparisons: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Exact count, and mean and worst of each figure over the requests that are not exact in it (None: all are)."""
+    exact = sum(bool(comparison["identical"]) for comparison in comparisons)
+    table = [figures(comparison) for comparison in comparisons]
+    result: dict[str, Any] = {"exact": exact, "of": len(comparisons)}
+    for name in FIGURES:
+        values = [row[name] for row in table]
+        finite = [value for value in values if value is not None and math.isfinite(value)]
+        measured = all(value is not None for value in values)
+        result[name] = {
+            "mean": sum(finite) / len(finite) if finite else None,
+            "worst": min(finite, default=None),
+            "measured": measured,
+        }
+    return result
+
+
+def verdict(summary: Mapping[str, Any], bounds: str) -> str:
+    """`exact`: every request has the same bits. `close`: the named bounds hold. `apart` otherwise. ConfigError for an
+    unknown set, or one that needs a figure that was not measured."""
+    if bounds not in BOUNDS:
+        raise ConfigError(f"bounds: got {bounds!r}; use {', '.join(BOUNDS)}")
+    if summary["exact"] == summary["of"]:
+        return "exact"
+    chosen = BOUNDS[bounds]
+    for name, least in chosen.least.items():
+        if not summary[name]["measured"]:
+            raise ConfigError(f"bounds {bounds} need {name}, which needs scikit-image: pip install 'twinreel[quality]'")
+        value = summary[name]["worst" if chosen.every else "mean"]
+        if value is not None and value < least:
+            return "apart"
+    return "close"

@@ -1,0 +1,232 @@
+"""Figures of two videos and sounds against values worked out by hand; files, latents, reports, and the page."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from twinreel import Media
+from twinreel.errors import RequestError
+from twinreel.spec import VideoVAESpec
+from twinreel.tools.compare import compare, compare_media, summary, write_json
+from twinreel.tools.pictures import Traits, VideoPair, lag, ssim
+from twinreel.tools.plots import Frame, Point, draw_lines, draw_points
+from twinreel.tools.sounds import envelope_lag, sound_report, spectral_distance
+
+RNG = np.random.default_rng(5)
+RATE = 32_000
+
+
+def moving(frames: int = 40, height: int = 48, width: int = 64, late: int = 0) -> np.ndarray:
+    y, x = np.mgrid[0:height, 0:width]
+    made = []
+    for i in range(frames):
+        t = i - late
+        ball = np.hypot(x - 10 - t, y - 24) < 8
+        made.append(np.where(ball[..., None], (220, 60, 40), (90, 100, 120)))
+    return np.stack(made).astype(np.uint8)
+
+
+def clicks(seconds: float = 1.7, late: int = 0) -> np.ndarray:
+    samples = np.zeros((2, int(seconds * RATE)), np.float32)
+    for start in (6_000, 21_000, 40_000):
+        samples[:, start + late : start + late + 800] = 0.5 * np.sin(np.arange(800) / 5)
+    return samples
+
+
+def test_psnr_is_pooled_over_frames_and_channels() -> None:
+    a = np.full((48, 16, 16, 3), 100, np.uint8)
+    b = a.copy()
+    b[30, ..., 0] = 110  # one channel of one frame by 10
+    report = compare_media((a, clicks()), (b, clicks()))
+    assert report["video"]["psnr"] == pytest.approx(10 * math.log10(255**2 / (100 / 3 / 48)))
+    assert report["video"]["worst_frame"]["index"] == 30
+    assert report["video"]["worst_frame"]["psnr"] == pytest.approx(10 * math.log10(255**2 / (100 / 3)))
+    first, second = report["video"]["psnr_per_second"]
+    assert first is None and second == pytest.approx(10 * math.log10(255**2 / (100 / 3 / 24)))
+    assert not report["identical"] and report["audio"]["identical"] and not report["video"]["identical"]
+
+
+def test_identical_media_have_no_decibels() -> None:
+    media = moving(), clicks()
+    report = compare_media(media, media)
+    assert report["identical"] and report["video"]["psnr"] is None and report["audio"]["snr"] is None
+    assert report["video"]["ssim"] == 1.0 and report["audio"]["cosine"] == pytest.approx(1.0)
+    json.dumps(report, allow_nan=False)
+
+
+def test_ssim_is_scikit_images_with_its_settings_printed() -> None:
+    metrics = pytest.importorskip("skimage.metrics")
+    a = RNG.integers(0, 256, (32, 40, 3), dtype=np.uint8)
+    b = np.clip(a.astype(int) + RNG.integers(-20, 20, a.shape), 0, 255).astype(np.uint8)
+    expected = metrics.structural_similarity(
+        a, b, gaussian_weights=True, sigma=1.5, use_sample_covariance=False, data_range=255, channel_axis=-1
+    )
+    pair = VideoPair()
+    pair.add(a, b)
+    report = pair.report()
+    assert report["ssim"] == ssim(a, b) == pytest.approx(expected) and 0 < expected < 1
+    assert "sigma" in report["ssim_settings"]
+    assert ssim(a[:8], b[:8]) is None  # smaller than the window
+
+
+def test_lag_of_pictures_and_sound() -> None:
+    def thumbs(late: int) -> list[np.ndarray]:
+        traits = Traits()
+        for frame in moving(late=late):
+            traits.add(frame)
+        return traits.thumbs
+
+    assert lag(thumbs(0), thumbs(3)) == 3 and lag(thumbs(3), thumbs(0)) == -3 and lag(thumbs(0), thumbs(0)) == 0
+    x, y = clicks().astype(float), clicks(late=1600).astype(float)
+    assert envelope_lag(x, y) == 10 and envelope_lag(y, x) == -10 and envelope_lag(0 * x, 0 * x) == 0
+    assert sound_report(clicks(), clicks(late=1600))["envelope_lag_ms"] == pytest.approx(50.0)
+
+
+def test_sound_figures_by_hand() -> None:
+    a = np.array([[0.5, -0.5], [0.5, 0.5]], np.float32)
+    b = np.array([[0.5, -0.5], [0.5, 0.4]], np.float32)
+    report = sound_report(a, b)
+    assert report["snr"] == pytest.approx(10 * math.log10(1 / 0.01), rel=1e-5)
+    assert report["rmse"] == pytest.approx(0.05, rel=1e-5)
+    assert report["cosine"] == pytest.approx(0.95 / math.sqrt(0.91), rel=1e-5)
+    silent = sound_report(np.zeros((2, 4000), np.float32), clicks()[:, 5_000:9_000])
+    assert silent["cosine"] == 0 and silent["snr"] < -100 and math.isfinite(silent["log_spectral_distance_db"])
+    assert sound_report(0 * a, 0 * a)["identical"]
+
+
+def test_spectral_distance_of_a_gain_is_the_gain() -> None:
+    noise = RNG.standard_normal((2, 8000))
+    assert spectral_distance(noise, noise / 2) == pytest.approx(20 * math.log10(2), rel=1e-6)
+    assert spectral_distance(noise, noise) == 0
+
+
+def test_brightness_spikes_are_found_at_clip_borders() -> None:
+    frames = np.full((40, 16, 16, 3), 100.0) + np.arange(40)[:, None, None, None] * 0.5
+    frames[34:] += 8  # the third clip is brighter
+    traits = Traits()
+    for frame in frames.astype(np.uint8):
+        traits.add(frame)
+    spikes = traits.spikes(17)
+    assert (spikes["borders"], spikes["frame"]) == (2, 34) and spikes["times_median"] > 5
+
+
+def test_tile_seams_are_found_where_tiles_meet() -> None:
+    spec = VideoVAESpec(tile=32, tile_overlap=16)
+    smooth = np.repeat(np.arange(64)[None, :, None], 32, 0).repeat(3, 2).astype(np.uint8)
+    seamed = smooth.copy()
+    seamed[:, 32:] += 9
+    flat, broken = Traits(), Traits()
+    flat.add(smooth)
+    broken.add(seamed)
+    assert flat.seams(spec)["ratio"] == pytest.approx(1, rel=0.05)
+    assert broken.seams(spec)["at"] == "column 32" and broken.seams(spec)["ratio"] == pytest.approx(10, rel=0.05)
+    assert flat.seams(VideoVAESpec()) == {"lines": 0}
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("videos")
+    noisy = np.clip(moving().astype(int) + RNG.integers(-9, 9, moving().shape), 0, 255).astype(np.uint8)
+    Media(moving(), clicks(), {"plan": {"seed": 1}}).save(folder / "a.mp4")
+    Media(moving(), clicks(), {"plan": {"seed": 2}}).save(folder / "same.mp4")
+    Media(noisy, clicks(late=1600), {}).save(folder / "b c.mp4")
+    return folder
+
+
+def test_files(files: Path) -> None:
+    same = compare(files / "a.mp4", files / "same.mp4")
+    assert same["identical"] and same["sha256"] == {"frames": True, "waveform": True, "file": True}
+    assert same["video"]["psnr"] is None and same["av_offset"]["content"] == 0
+    other = compare(files / "a.mp4", files / "b c.mp4")
+    assert other["sha256"] == {"frames": False, "waveform": False, "file": False}
+    assert 25 < other["video"]["psnr"] < 45 and other["video"]["frames"] == [40, 40]
+    assert other["av_offset"]["content"] == pytest.approx(50, abs=6)
+    text = summary(other)
+    assert "different" in text and "PSNR" in text and "SNR" in text and "gaussian_weights" in text
+    write_json(files / "out.json", other)
+    assert json.loads((files / "out.json").read_text()) == json.loads(json.dumps(other))
+
+
+def test_the_page_is_one_file_with_relative_links(files: Path, tmp_path: Path) -> None:
+    page = files / "pages" / "page.html"
+    page.parent.mkdir()
+    result = compare(files / "a.mp4", files / "b c.mp4", page=page, with_ssim=False)
+    text = page.read_text()
+    assert result["page"] == str(page) and 'src="../a.mp4"' in text and 'src="../b%20c.mp4"' in text
+    assert text.count("<svg") == 4 and text.count("data:image/png;base64,") == 3
+    assert not re.search(r"https?://(?!www\.w3\.org/2000/svg)", text)
+    assert "Worst frame" in text
+
+
+def test_without_a_report_beside_it_raw_hashes_are_not_stated(files: Path, tmp_path: Path) -> None:
+    (tmp_path / "x.mp4").write_bytes((files / "a.mp4").read_bytes())
+    same = compare(files / "a.mp4", tmp_path / "x.mp4")["sha256"]
+    assert same == {"frames": None, "waveform": None, "file": True}
+
+
+def test_reports_and_latents(files: Path, tmp_path: Path) -> None:
+    result = compare(files / "a.json", files / "same.json")
+    assert result["identical"] and result["differing"] == [{"field": "plan.seed", "a": 1, "b": 2}]
+    assert "plan.seed: 1 | 2" in summary(result)
+    save_file({"video": torch.ones(4), "audio": torch.zeros(2)}, tmp_path / "a.safetensors")
+    save_file({"video": torch.tensor([1.0, 1.0, 1.0, 1.5]), "audio": torch.zeros(2)}, tmp_path / "b.safetensors")
+    result = compare(tmp_path / "a.safetensors", tmp_path / "b.safetensors")
+    rows = {row["tensor"]: row for row in result["tensors"]}
+    assert rows["audio"]["equal"] and rows["video"]["max"] == 0.5 and rows["video"]["relative_l1"] == 0.125
+    assert "video: relative L1 0.125" in summary(result)
+
+
+def test_raw_results(tmp_path: Path) -> None:
+    frames = moving()
+    np.savez(tmp_path / "a.npz", frames=frames, audio=clicks(), fps=24, rate=RATE)
+    np.savez(tmp_path / "b.npz", frames=frames, audio=clicks() * np.float32(0.9), fps=24, rate=RATE)
+    np.savez(tmp_path / "c.npz", pixels=frames)
+    assert compare(tmp_path / "a.npz", tmp_path / "a.npz")["identical"]
+    result = compare(tmp_path / "a.npz", tmp_path / "b.npz")
+    assert result["video"]["identical"] and result["audio"]["snr"] == pytest.approx(20, abs=1e-4)
+    assert "PSNR exact" in summary(result) and "SNR 20.00 dB" in summary(result)
+    with pytest.raises(RequestError, match="no .npz of frames"):
+        compare(tmp_path / "a.npz", tmp_path / "c.npz")
+
+
+@pytest.mark.parametrize(
+    ("a", "b", "reason"),
+    [
+        ("a.mp4", "a.json", "two of a kind"),
+        ("nothing.mp4", "a.mp4", "does not exist"),
+        (".", "a.mp4", "without a manifest"),
+        ("text.mp4", "a.mp4", "cannot be read as a video"),
+        ("text.json", "a.json", "no report"),
+        ("small.mp4", "a.mp4", "one size"),
+        ("text.safetensors", "text.safetensors", "no safetensors file"),
+    ],
+)
+def test_what_cannot_be_compared_is_refused(files: Path, a: str, b: str, reason: str) -> None:
+    for name in ("text.mp4", "text.json", "text.safetensors"):
+        (files / name).write_text("{}")
+    if not (files / "small.mp4").exists():
+        Media(moving(frames=2, height=32), clicks(), {}).save(files / "small.mp4")
+    with pytest.raises(RequestError, match=reason):
+        compare(files / a, files / b)
+
+
+def test_plots_are_svg_that_parses() -> None:
+    from xml.etree import ElementTree
+
+    points = [Point(21, 40, "a & <b>", "s"), Point(34, 50, "c", "t")]
+    frame = Frame("t", "x", "y")
+    drawn = (
+        draw_lines(frame, {"A": [1, None, 3.0], "B": []}),
+        draw_lines(frame, {"A": [None]}),
+        draw_points(frame, points),
+    )
+    for text in drawn:
+        ElementTree.fromstring(text)

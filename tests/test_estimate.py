@@ -1,0 +1,102 @@
+"""Predicted memory: weights to the byte, peaks against processes that were measured."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from tiny import BUILD, tiny_spec, write_tiny
+from twinreel.demo.tiny import ALL_TASKS
+from twinreel.estimate import Setting, estimate, part_weights
+from twinreel.plan import make_plan
+from twinreel.request import Request
+from twinreel.spec import Spec
+from twinreel.weights import locate, read_spec, stored_bytes
+
+CPU = Setting("cpu", 4, 4, 1, "all")
+H3_GPU = Setting("cuda", 2, 2, 4, "stages")
+ROWS = {"text": 100, "audio": 1206, "video": 107_856}
+GIB = 2**30
+
+
+@pytest.fixture(scope="module")
+def h3(release: Path) -> Spec:
+    parts = {name: release / "FL2VA" / name for name in ("transformer", "text_encoder", "video_vae", "audio_vae")}
+    return read_spec(locate(None, parts | {"tokenizer": release / "tokenizer"}, weights=False))
+
+
+@pytest.mark.parametrize("part", list(BUILD))
+def test_weights_are_those_of_the_modules(part: str) -> None:
+    spec = tiny_spec()
+    with torch.device("meta"):
+        module = BUILD[part](spec)  # built in bf16
+    built = sum(value.numel() * value.element_size() for value in module.state_dict().values())
+    assert part_weights(spec, part, replace(CPU, element=2)).kept == built
+
+
+def test_h3_weights(h3: Spec) -> None:
+    parts = ("dit:fl2va", "modulation:fl2va", "text_encoder")
+    assert sum(part_weights(h3, part, H3_GPU).kept / GIB for part in parts) == pytest.approx(61.7 + 48.2, abs=1)
+    decoder = part_weights(h3, "video_decoder", H3_GPU)
+    assert decoder.kept < 0.52 * decoder.loading  # it arrives in fp32 and runs in fp16
+    assert decoder.loading == stored_bytes(h3, "video_decoder")
+    assert part_weights(h3, "text_encoder", H3_GPU).largest == 151_936 * 5120 * 2  # the embeddings
+
+
+def test_what_stays_counts_in_the_next_stage(h3: Spec) -> None:
+    plan = make_plan(Request("a", duration=15), h3)
+    dropped, kept = (estimate(plan, ROWS, h3, replace(H3_GPU, residency=name)) for name in ("stages", "all"))
+    assert dropped["encode"] == kept["encode"]
+    gained = kept["denoise"]["device"] - dropped["denoise"]["device"]
+    assert gained == part_weights(h3, "text_encoder", H3_GPU).kept
+    assert 14 < dropped["denoise"]["work"] / GIB < 22 and dropped["decode"]["work"] / GIB < 3
+    assert dropped["denoise"]["host"] < 5 * GIB  # the host holds one tensor at a time
+
+
+def test_tables_in_place_of_projections(h3: Spec) -> None:
+    plan = make_plan(Request("a", duration=15), h3)
+    live, tables = (estimate(plan, ROWS, h3, replace(H3_GPU, adaln=name)) for name in ("live", "precompute"))
+    saved = (live["denoise"]["device"] - tables["denoise"]["device"]) / GIB
+    assert 22 < saved < 24  # 24.3 GiB of projections, 0.9 GiB of tables
+
+
+def test_work_grows_with_rows_and_canvas(h3: Spec) -> None:
+    def at(**values: object) -> dict[str, int]:
+        plan = make_plan(Request("a", **values), h3)  # type: ignore[arg-type]
+        rows = ROWS | {"video": plan.latents * plan.height * plan.width // 1024}
+        return {stage: facts["work"] for stage, facts in estimate(plan, rows, h3, H3_GPU).items()}
+
+    short, long, small = at(duration=5), at(duration=15), at(duration=5, short_edge=384)
+    assert 2.5 < long["denoise"] / short["denoise"] < 3 and small["denoise"] < 0.3 * short["denoise"]
+    assert long["decode"] == short["decode"]  # clips stream
+
+
+@pytest.fixture(scope="module")
+def wide_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A small checkpoint whose activations, not its weights, fill memory."""
+    spec = tiny_spec()
+    dit = replace(spec.dit, hidden=256, heads=4, head_dim=64, ffn=8192, layers=1, refiner_layers=1)
+    video = replace(spec.video, channels=(128, 128, 128, 128, 128, 128))
+    world = replace(spec.world, short_edge=384, area_cap=384 * 672, reference_edge=256)
+    spec = replace(spec, dit=dit, video=video, world=world, partitions=(ALL_TASKS,))
+    return write_tiny(tmp_path_factory.mktemp("wide") / "model", layout="single", spec=spec)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="resident memory is read from /proc")
+@pytest.mark.parametrize(("case", "stages"), [("target", ("denoise", "decode")), ("picture", ("encode",))])
+def test_peaks_are_as_predicted(wide_model: Path, tmp_path: Path, case: str, stages: tuple[str, ...]) -> None:
+    program = Path(__file__).with_name("peak_memory.py")
+    command = [sys.executable, str(program), str(wide_model), case, str(tmp_path / "x.mp4")]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=240)
+    assert done.returncode == 0, done.stderr[-2000:]
+    facts = json.loads(done.stdout.splitlines()[-1])
+    for stage in stages:
+        measured, predicted, work = facts[stage]
+        assert work > 0.2 * predicted, "the case must be one that the work decides"
+        assert 0.8 < measured / predicted < 1.2, f"{stage}: {measured >> 20} MiB measured, {predicted >> 20} predicted"

@@ -1,0 +1,232 @@
+"""Finding checkpoints and reading their sizes: what is accepted, what is refused, and with which words."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from tiny import tiny_spec, write_tiny
+from twinreel.errors import CheckpointError
+from twinreel.spec import Partition, Spec
+from twinreel.weights import locate, read_spec
+
+SHARED = {"text_encoder", "tokenizer", "processor", "video_vae", "audio_vae"}
+
+
+def edit(path: Path, change: Callable[[dict[str, Any]], object]) -> None:
+    data = json.loads(path.read_text())
+    change(data)
+    path.write_text(json.dumps(data))
+
+
+@pytest.fixture
+def original(tiny_original: Path, tmp_path: Path) -> Path:
+    """A copy that a test may damage."""
+    return shutil.copytree(tiny_original, tmp_path / "original")
+
+
+@pytest.fixture
+def diffusers(tiny_diffusers: Path, tmp_path: Path) -> Path:
+    """A copy that a test may damage."""
+    return shutil.copytree(tiny_diffusers, tmp_path / "diffusers")
+
+
+# ---- locate ---------------------------------------------------------------------------------------------------------
+
+
+def test_both_layouts_are_recognised(tiny_original: Path, tiny_diffusers: Path, tiny_all: Path) -> None:
+    for path, layout in ((tiny_original, "original"), (tiny_diffusers, "diffusers")):
+        checkpoint = locate(path)
+        assert (checkpoint.layout, checkpoint.notes) == (layout, ())
+        assert checkpoint.partitions == tiny_spec().partitions
+        assert set(checkpoint.components) == SHARED
+    single = locate(tiny_all)
+    assert single.partitions == (Partition("miniature", ("t2va", "fl2va", "ref2va")),)
+    alone = locate(tiny_original / "FL2VA")
+    assert [partition.name for partition in alone.partitions] == ["fl2va"]
+
+
+def test_specs_are_read_back(tiny_original: Path, tiny_diffusers: Path) -> None:
+    for path in (tiny_original, tiny_diffusers):
+        assert read_spec(locate(path)) == tiny_spec()
+
+
+def test_released_configs_are_the_defaults(release: Path) -> None:
+    parts = {name: release / "FL2VA" / name for name in ("transformer", "text_encoder", "video_vae", "audio_vae")}
+    tokenizer = {"tokenizer": release / "tokenizer", "processor": release / "processor"}
+    original = read_spec(locate(None, parts | tokenizer, weights=False))
+    default = Spec()
+    filled = replace(
+        default,
+        text=replace(default.text, vision=original.text.vision),
+        video=replace(default.video, mean=original.video.mean, std=original.video.std),
+        audio=replace(default.audio, mean=original.audio.mean, std=original.audio.std),
+        partitions=default.partitions[:1],
+    )
+    assert original == filled
+    assert original.video.mean[0] == 0.858090341091156 and original.audio.std[-1] == 1.5613768203168363
+    parts |= {"transformer": release / "transformer", "visual_vae": release / "vae", "audio_vae": release / "audio_vae"}
+    del parts["video_vae"]
+    diffusers = read_spec(locate(None, parts | tokenizer, weights=False))
+    # The two files print the same float32 values with other digits (SPEC 1.7).
+    assert torch.equal(torch.tensor(diffusers.video.std), torch.tensor(original.video.std))
+    assert replace(diffusers, video=original.video) == original
+
+
+def test_partitions_share_one_copy(tmp_path: Path) -> None:
+    root = write_tiny(tmp_path / "copies", copies=True)
+    checkpoint = locate(root)
+    assert (root / "Ref2VA" / "text_encoder").is_dir()
+    assert all(folder.is_relative_to(root / "FL2VA") for folder in checkpoint.folders.values())
+    edit(root / "Ref2VA" / "audio_vae" / "config.json", lambda data: data.update(latents_mean=[0.5] * 32))
+    with pytest.raises(CheckpointError, match=r"audio_vae.*differ in config\.json; name the one"):
+        locate(root)
+    assert locate(root, {"audio_vae": root / "Ref2VA" / "audio_vae"}).folders["audio_vae"].parent.name == "Ref2VA"
+
+
+def test_both_layouts_in_one_root(original: Path, tiny_diffusers: Path) -> None:
+    shutil.copytree(tiny_diffusers, original, dirs_exist_ok=True)
+    checkpoint = locate(original)
+    assert checkpoint.layout == "original" and "both layouts" in checkpoint.notes[0]
+    for file in original.glob("*/transformer/*.safetensors*"):
+        file.unlink()
+    assert locate(original).layout == "diffusers"
+
+
+def test_a_partition_without_weights_is_left_out(original: Path) -> None:
+    for file in (original / "Ref2VA" / "transformer").glob("*.safetensors*"):
+        file.unlink()
+    checkpoint = locate(original)
+    assert [partition.name for partition in checkpoint.partitions] == ["fl2va"]
+    assert "Ref2VA" in checkpoint.notes[0]
+
+
+def test_component_folders(tiny_original: Path, tiny_diffusers: Path, tmp_path: Path) -> None:
+    first = tiny_original / "FL2VA"
+    parts: dict[str, Path] = {name: first / name for name in ("text_encoder", "tokenizer", "audio_vae")}
+    parts |= {"transformer_ref": tiny_original / "Ref2VA" / "transformer", "visual_vae": first / "video_vae"}
+    checkpoint = locate(None, parts)
+    assert checkpoint.partitions == (tiny_spec().partitions[1],)
+    assert read_spec(checkpoint).world == tiny_spec().world, "the index beside the DiT is read"
+    assert "processor" not in checkpoint.components
+    swapped = locate(tiny_original, {"video_vae": tiny_diffusers / "vae"})
+    assert swapped.layout == "mixed" and read_spec(swapped) == tiny_spec()
+    with pytest.raises(CheckpointError, match="is a audio_vae, a video_vae is needed"):
+        locate(tiny_original, {"video_vae": first / "audio_vae"})
+    with pytest.raises(CheckpointError, match=r"vocoder: no such component; known are transformer, transformer_ref"):
+        locate(tiny_original, {"vocoder": first})
+    with pytest.raises(CheckpointError, match=r"missing .*video_vae.*found transformer \(ref2va\), text_encoder"):
+        locate(None, {name: folder for name, folder in parts.items() if name != "visual_vae"})
+    unnamed = shutil.copytree(first / "transformer", tmp_path / "dit")
+    edit(unnamed / "config.json", lambda data: data.pop("_class_name"))
+    assert locate(tiny_original, {"transformer": unnamed}).component("dit", "fl2va").layout == "original"
+
+
+def test_one_layout_in_the_place_of_the_other(original: Path, diffusers: Path) -> None:
+    dit, theirs = original / "FL2VA" / "transformer", diffusers / "transformer"
+    shutil.rmtree(theirs)
+    shutil.copytree(dit, theirs)
+    with pytest.raises(CheckpointError, match=r"transformer: is in the original layout, but .* is a diffusers root"):
+        locate(diffusers)
+    shutil.copy(diffusers / "transformer_ref" / "config.json", theirs / "config.json")
+    with pytest.raises(
+        CheckpointError, match="describes the DiT of the diffusers layout, but its tensors are those of the"
+    ):
+        locate(diffusers)
+    for file in (diffusers / "transformer_ref").glob("*.safetensors*"):
+        shutil.copy(file, dit)
+    with pytest.raises(CheckpointError, match="two layouts mixed in one folder"):
+        locate(original)
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda root: root.mkdir(), r"found an empty folder; needed: a folder with FL2VA/"),
+        (lambda root: None, "no such folder"),
+        (lambda root: (root / "pictures").mkdir(parents=True), "found pictures/"),
+    ],
+)
+def test_nothing_there(tmp_path: Path, make: Callable[[Path], object], message: str) -> None:
+    make(tmp_path / "model")
+    with pytest.raises(CheckpointError, match=message):
+        locate(tmp_path / "model")
+
+
+# ---- sizes ----------------------------------------------------------------------------------------------------------
+
+DIT, TEXT = "FL2VA/transformer/config.json", "FL2VA/text_encoder/config.json"
+INDEX, VIDEO, AUDIO = "FL2VA/model_index.json", "FL2VA/video_vae/config.json", "FL2VA/audio_vae/config.json"
+
+
+@pytest.mark.parametrize(
+    ("file", "block", "values", "message"),
+    [
+        (DIT, "", {"hidden_size": "64"}, "hidden_size: an integer of at least 1 is needed, got '64'"),
+        (DIT, "", {"rope_inv_freq_len": 6}, "rope_inv_freq_len: 3 axes x 2 x 6 = 36 exceeds attention_head_dim 32"),
+        (DIT, "", {"adaln_out_features": 7}, "adaln_out_features: 18 x hidden_size = 1152 is needed, got 7"),
+        (DIT, "", {"dtype": "float16"}, "float16 is refused: .* 65,504"),
+        (DIT, "", {"text_dim": 40}, "Ref2VA/transformer/config.json: text_dim: differ from .*FL2VA/"),
+        (TEXT, "text_config", {"num_hidden_layers": 3}, "text_config.num_hidden_layers: 3 layers, but layer 4's"),
+        (TEXT, "text_config", {"num_key_value_heads": 3}, "3 do not divide 4 heads"),
+        (TEXT, "", {"video_token_id": 320}, "video_token_id: 320 is outside of vocab_size 320"),
+        (TEXT, "vision_config", {"deepstack_visual_indexes": [1, 4]}, "reach beyond depth 4"),
+        (TEXT, "vision_config", {"out_hidden_size": 49}, "vision_config.out_hidden_size: 49 is not"),
+        (VIDEO, "", {"latents_mean": [0.0] * 23}, "latents_mean: 24 numbers are needed .*, got 23"),
+        (VIDEO, "", {"vae_clip_length": 16}, "vae_clip_length: clips of 17 frames"),
+        ("FL2VA/video_vae/source/config.json", "", {"ch": 40}, "do not divide into 32 groups"),
+        ("FL2VA/video_vae/source/config.json", "", {"padding_mode": "zeros"}, "only 'reflect' is supported"),
+        (AUDIO, "", {"latents_std": None}, "latents_std: 32 numbers are needed .*, got nothing"),
+        ("FL2VA/audio_vae/metadata.json", "metadata.kwargs", {"encoder_rates": [2, 4, 4, 5, 4]}, "a product of 640"),
+        (INDEX, "_twinreel", {"min_seconds": 7.0}, "_twinreel.min_seconds: 0.9 contradicts 7.0 of .*FL2VA/"),
+        (INDEX, "_twinreel", {"canvas": 7}, "_twinreel.canvas: unknown; known are hidden_layer"),
+        (INDEX, "_minimax_h3", {"tasks": ["i2va"]}, "'i2va' is none of t2va, fl2va, ref2va"),
+        (INDEX, "_minimax_h3.sigma_shift_scales", {"video": 5.0}, r"contradicts \(5.0, 3.0\)"),
+    ],
+)
+def test_contradicting_sizes(original: Path, file: str, block: str, values: Mapping[str, Any], message: str) -> None:
+    def change(data: dict[str, Any]) -> None:
+        for name in filter(None, block.split(".")):
+            data = data[name]
+        data.update(values)
+
+    edit(original / file, change)
+    with pytest.raises(CheckpointError, match=message):
+        read_spec(locate(original))
+
+
+def test_contradictions_inside_one_partition(original: Path) -> None:
+    single = original / "FL2VA"
+    edit(single / "model_index.json", lambda data: data["_twinreel"].update(min_seconds=7.0))
+    with pytest.raises(CheckpointError, match="_twinreel.min_seconds: 7.0 exceeds max_seconds 6.0"):
+        read_spec(locate(single))
+    edit(single / "model_index.json", lambda data: data["_twinreel"].update(min_seconds=0.9))
+    edit(single / "transformer" / "config.json", lambda data: data.update(text_dim=40))
+    with pytest.raises(CheckpointError, match="config.json: text_dim: 40, but .*text_encoder has 48"):
+        read_spec(locate(single))
+
+
+def test_config_yaml_is_compared(original: Path) -> None:
+    file = original / "FL2VA" / "audio_vae" / "config.yaml"
+    file.write_text("model_config:\n  sr: 32000\n  decoder_dim: 128\n  audio_channel: 1\n  vae_latent_channels: 32\n")
+    read_spec(locate(original))
+    file.write_text(file.read_text().replace("128", "256"))
+    with pytest.raises(CheckpointError, match=r"config\.yaml: decoder_dim: 256 contradicts 128"):
+        read_spec(locate(original))
+
+
+def test_diffusers_root_may_declare_its_partitions(diffusers: Path) -> None:
+    shutil.rmtree(diffusers / "transformer_ref")
+    declared = {"transformer": {"name": "all", "tasks": ["t2va", "fl2va", "ref2va"]}}
+    edit(diffusers / "model_index.json", lambda data: data["_twinreel"].update(partitions=declared))
+    spec = read_spec(locate(diffusers))
+    assert spec.partitions == (Partition("all", ("t2va", "fl2va", "ref2va")),)
+    (diffusers / "scheduler" / "scheduler_config.json").write_text('{"shift": 6.0}')
+    assert read_spec(locate(diffusers)).world.shifts == (6.0, 3.0)

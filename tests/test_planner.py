@@ -1,0 +1,144 @@
+"""`twinreel plan`: the numbers of the real run, quickly, and without torch."""
+
+from __future__ import annotations
+
+import json
+import resource
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from media_files import flat, tone, write_mp4
+from twinreel import cli
+from twinreel.config import EngineConfig, resolve
+from twinreel.errors import CheckpointError, ConfigError, RequestError
+from twinreel.layout import build_layout
+from twinreel.machine import Memory, cuda_memory, host_memory
+from twinreel.media_in import prepare
+from twinreel.parts import Parts
+from twinreel.pipeline import read_sources
+from twinreel.plan import make_plan
+from twinreel.planner import in_words, plan_request, verdict
+from twinreel.presentation import load_tokenizer, present
+from twinreel.request import Keyframe, Reference, Request
+from twinreel.sources import Clip, Picture, Sound
+from twinreel.weights import locate, read_spec
+
+CLIP = Clip(np.zeros((50, 48, 64, 3), np.uint8), 24.0, Sound(np.zeros((1, 50_000), np.float32), 24_000))
+PICTURE = Picture(np.zeros((64, 96, 3), np.uint8))
+REQUESTS = [
+    Request("A cat <d>meows</d>."),
+    Request("A cat.", keyframes=(Keyframe(PICTURE), Keyframe(PICTURE, -1))),
+    Request(
+        "<Picture 1> <Video 1> <Audio 2>",
+        references=(
+            Reference("image", PICTURE),
+            Reference("video", CLIP),
+            Reference("audio", Sound(np.zeros((2, 96_000), np.float32), 48_000)),
+        ),
+        duration=2.0,
+    ),
+]
+
+
+@pytest.mark.parametrize("request_", REQUESTS, ids=lambda request: request.resolved_task)
+def test_rows_and_tokens_are_those_of_the_run(request_: Request, tiny_all: Path) -> None:
+    planned = plan_request(request_, EngineConfig(model=str(tiny_all), device="cpu"))
+    checkpoint = locate(tiny_all)
+    spec = read_spec(checkpoint)
+    sources = read_sources(request_, spec)
+    plan = make_plan(request_, spec, sources)
+    prompt = present(plan, prepare(plan, sources), load_tokenizer(checkpoint.folders["tokenizer"], spec.text), spec)
+    layout = build_layout(plan, prompt.tags, spec)
+    assert planned["prompt"]["tokens"] == len(prompt.ids)
+    segments = [(segment.kind, segment.role, segment.rows) for segment in layout.segments]
+    assert [tuple(row.values()) for row in planned["rows"]["segments"]] == segments
+    assert planned["rows"]["total"] == layout.rows
+    assert planned["plan"]["frames"] == plan.frames and planned["notes"] == list(plan.notes)
+    json.dumps(planned, allow_nan=False)
+    assert planned["memory"]["fits"] in (True, False)
+
+
+@pytest.mark.parametrize("precision", ["auto", "bf16"])
+@pytest.mark.parametrize("residency", ["auto", "stages"])
+def test_the_setting_is_what_the_engine_chooses(precision: str, residency: str, tiny_all: Path) -> None:
+    config = EngineConfig(model=str(tiny_all), precision=precision, residency=residency, device="cpu")
+    setting = plan_request(REQUESTS[0], config)["memory"]["setting"]
+    choices = resolve(config)
+    checkpoint = locate(tiny_all)
+    parts = Parts(checkpoint, read_spec(checkpoint), choices, residency)
+    assert setting == {
+        "device": choices.device.type,
+        "element": choices.dtype.itemsize,
+        "vae_element": choices.vae_compute.itemsize,
+        "tile_batch": choices.tile_batch,
+        "residency": parts.residency,
+        "adaln": parts.adaln,
+    }
+
+
+def test_the_door_is_the_engines(tiny_all: Path, tmp_path: Path) -> None:
+    config = EngineConfig(model=str(tiny_all))
+    with pytest.raises(RequestError, match="^duration"):
+        plan_request(Request("a", duration=60), config)
+    with pytest.raises(ConfigError, match="^device: got 'cuda:99'"):
+        plan_request(REQUESTS[0], EngineConfig(model=str(tiny_all), device="cuda:99"))
+    with pytest.raises(ConfigError, match="^device: got 'tpu'"):
+        plan_request(REQUESTS[0], EngineConfig(model=str(tiny_all), device="tpu"))
+    with pytest.raises(CheckpointError):
+        plan_request(REQUESTS[0], EngineConfig(model=str(tmp_path)))
+
+
+def test_verdict() -> None:
+    stages = {"encode": {"device": 50, "host": 10}, "decode": {"device": 20, "host": 30}}
+    roomy, full = Memory(1000, 500), Memory(1000, 54)
+    assert verdict(stages, {"device": roomy, "host": roomy})["fits"] is True
+    told = verdict(stages, {"device": full, "host": roomy})
+    assert told["fits"] is False and told["peak"] == {"device": 50, "host": 30}
+    assert verdict(stages, {"device": None, "host": roomy})["fits"] is None
+    assert verdict(stages, {"device": full, "host": None})["fits"] is False
+    assert verdict(stages, {"host": None, "device": full})["fits"] is False
+
+
+def test_this_machine_has_memory() -> None:
+    memory = host_memory()
+    assert memory is not None and 0 < memory.free <= memory.total
+    assert all(device.free <= device.total for device in cuda_memory())
+
+
+def test_plan_in_words_and_on_the_command_line(tiny_all: Path, tmp_path: Path, capsys) -> None:
+    video = tmp_path / "v.mp4"
+    write_mp4(video, [flat((9, 9, 9), 96, 64)] * 60, sound=tone(440, 2.5, 48_000))
+    words = ["plan", "<Video 2>", "--ref", f"video:{video}", "--model", str(tiny_all), "--device", "cpu"]
+    assert cli.main(words) == 0
+    out, err = capsys.readouterr()
+    assert "60 frames, 2.50 s of sound" in out and "calls" in out and "predicted" in out
+    assert "warning: prompt: <Video 2> names nothing" in err
+    assert cli.main([*words, "--json"]) == 0
+    facts = json.loads(capsys.readouterr().out)
+    assert facts["ok"] and facts["references"][0]["audio_latents"] == 100
+    assert in_words(facts)["steps"] == "50 steps = 49 calls at most, policy every-step"
+    assert cli.main(["plan", "a", "--steps", "1"]) == 2
+
+
+def test_it_is_quick_and_loads_no_torch(release: Path) -> None:
+    # the released tokenizer and configs, without any weights
+    parts = {name: release / "FL2VA" / name for name in ("transformer", "text_encoder", "video_vae", "audio_vae")}
+    parts |= {"tokenizer": release / "tokenizer", "processor": release / "processor"}
+    flags = [word for name, path in parts.items() for word in ("--component", f"{name}={path}")]
+    script = f"""
+import sys
+from twinreel import cli
+code = cli.main(["plan", "A cat <d>meows</d>.", "--duration", "15", "--device", "cpu", *{flags!r}])
+assert code == 0 and "torch" not in sys.modules, code
+"""
+    begin = resource.getrusage(resource.RUSAGE_CHILDREN)
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
+    end = resource.getrusage(resource.RUSAGE_CHILDREN)
+    assert done.returncode == 0, done.stderr
+    assert "1206 target audio, 107856 target video" in done.stdout
+    # processor time, so that other work on this machine does not count
+    assert end.ru_utime + end.ru_stime - begin.ru_utime - begin.ru_stime < 2

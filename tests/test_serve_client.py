@@ -1,0 +1,205 @@
+"""`twinreel.Client` against a server with a stub runner: the same requests, media from memory, broken connections."""
+
+from __future__ import annotations
+
+import json
+import socket
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from serve_stub import Running, StubRunner, call, content, running, until
+from twinreel import Client, Clip, ConfigError, Keyframe, Picture, Reference, Request, RequestError, Sound
+from twinreel.cli import main
+from twinreel.media_in import read_source
+from twinreel.serve.client import ServerError
+from twinreel.serve.client_media import clip_bytes, picture_bytes, wav_bytes
+from twinreel.spec import Spec
+from twinreel.watch import Event
+
+RNG = np.random.default_rng(5)
+PICTURE = Picture(RNG.integers(0, 256, (64, 96, 3), dtype=np.uint8))
+SOUND = Sound(RNG.uniform(-1, 1, (2, 40_000)).astype(np.float32), 32_000)
+CLIP = Clip(RNG.integers(0, 256, (30, 64, 96, 3), dtype=np.uint8), 24.0, SOUND)
+
+
+@pytest.fixture(scope="module")
+def site(tiny_original: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
+    with running(tmp_path_factory.mktemp("client") / "data", tiny_original, StubRunner(0.05)) as made:
+        until(lambda: call(f"{made.url}/ready")[0] == 200)
+        yield made
+
+
+@pytest.fixture
+def client(site: Running) -> Client:
+    return Client(site.url)
+
+
+def test_generate(client: Client, tmp_path: Path) -> None:
+    events: list[Event] = []
+    job = client.generate(Request("A bell.", duration=1, seed=9), tmp_path / "a.mp4", events.append)
+    assert (tmp_path / "a.mp4").read_bytes() == content("A bell.", 9) and job["status"] == "completed"
+    assert json.loads((tmp_path / "a.json").read_text()) == {"seed": 9}
+    assert events[-1].stage in ("denoise", "decode") and events[-1].total
+
+
+def test_every_field_of_a_request_arrives(client: Client, site: Running) -> None:
+    request = Request(
+        "p", duration=1, size=(96, 64), steps=7, seed=3, shifts=(5.0, 2.0), noise="sequential", policy="forecast:fast"
+    )
+    job = client.submit(request, priority=4, n=2)
+    stored = site.service.jobs.get(job["id"])
+    assert stored is not None and stored.facts["canvas"] == [96, 64] and stored.facts["shifts"] == [5.0, 2.0]
+    assert (job["steps"], job["policy"], job["priority"], len(job["variants"])) == (7, "forecast:fast", 4, 2)
+    assert client.wait(job["variants"][1])["seed"] == 4
+
+
+def test_media_of_every_kind_are_uploaded(client: Client, site: Running, tmp_path: Path) -> None:
+    Image.fromarray(PICTURE.pixels).save(tmp_path / "a b.png")
+    request = Request(
+        "<Picture 1> <Video 1> <Audio 1>",
+        references=(
+            Reference("image", str(tmp_path / "a b.png")),
+            Reference("video_audio", CLIP),
+            Reference("audio", SOUND),
+        ),
+        duration=1,
+    )
+    job = client.wait(client.submit(request)["id"])
+    labels = [item["label"] for item in job["inputs"]]
+    assert labels == ["Picture 1", "Audio 1 Video 1", "Audio 2"]
+    assert call(site.url + job["inputs"][0]["url"])[1] == (tmp_path / "a b.png").read_bytes()
+    image = Image.fromarray(PICTURE.pixels)
+    job = client.submit(Request("p", keyframes=(Keyframe(PICTURE.pixels), Keyframe(image, -1)), duration=1))
+    assert [item["frame_index"] for item in job["inputs"]] == [0, -1]
+
+
+def test_media_in_memory_arrive_bit_for_bit(tmp_path: Path) -> None:
+    spec = Spec()
+    for name, data in (("p", picture_bytes(PICTURE, "")), ("s", wav_bytes(SOUND)), ("c", clip_bytes(CLIP))):
+        (tmp_path / name).write_bytes(data)
+    assert np.array_equal(read_source(Keyframe(str(tmp_path / "p")), spec, 99).pixels, PICTURE.pixels)  # type: ignore[union-attr]
+    sound = read_source(Reference("audio", str(tmp_path / "s")), spec, 99)
+    assert isinstance(sound, Sound) and sound.rate == 32_000 and np.array_equal(sound.samples, SOUND.samples)
+    clip = read_source(Reference("video", str(tmp_path / "c")), spec, 99)
+    direct = read_source(Reference("video", CLIP), spec, 99)
+    assert isinstance(clip, Clip) and isinstance(direct, Clip) and clip.sound is not None and direct.sound is not None
+    assert np.array_equal(clip.frames, direct.frames) and np.array_equal(clip.sound.samples, direct.sound.samples)
+
+
+def test_errors_are_the_same_as_at_home(client: Client, tmp_path: Path) -> None:
+    with pytest.raises(RequestError) as caught:
+        client.submit(Request("p", duration=99))
+    assert caught.value.field == "target.duration_seconds"
+    with pytest.raises(RequestError, match="no file"):
+        client.submit(Request("p", keyframes=(Keyframe("nowhere.png"),)))
+    with pytest.raises(RequestError, match="text"):
+        (tmp_path / "text.png").write_text("words")
+        client.submit(Request("p", keyframes=(Keyframe(tmp_path / "text.png"),)))
+    with pytest.raises(ServerError, match="not finite"):
+        client.generate(Request("fail", duration=1), tmp_path / "x.mp4")
+    with pytest.raises(ServerError) as lost:
+        client.get("video_none")
+    assert lost.value.status == 404
+    with pytest.raises(ConfigError):
+        Client("localhost:80")
+    with pytest.raises(ServerError, match="does not answer"):
+        Client("http://127.0.0.1:9").model()
+
+
+def test_cancel_list_and_remove(client: Client) -> None:
+    job = client.submit(Request("slow", duration=1))
+    client.cancel(job["id"])
+    with pytest.raises(ServerError, match="cancelled"):
+        client.wait(job["id"])
+    assert client.list(status="cancelled", limit=5)["data"][0]["id"] == job["id"]
+    assert client.remove(job["id"])["deleted"] and client.model()["tasks"]
+
+
+class Breaking:
+    """A way to the server that breaks its first connections after some bytes of the answer."""
+
+    def __init__(self, port: int, breaks: int, after: int) -> None:
+        self.wire = socket.create_server(("127.0.0.1", 0))
+        self.url = f"http://127.0.0.1:{self.wire.getsockname()[1]}"
+        self.port, self.breaks, self.after, self.broken = port, breaks, after, 0
+        threading.Thread(target=self._run, daemon=True).start()
+
+    def _run(self) -> None:
+        while True:
+            try:
+                near, _ = self.wire.accept()
+            except OSError:
+                return
+            threading.Thread(
+                target=self._carry, args=(near, socket.create_connection(("127.0.0.1", self.port)))
+            ).start()
+
+    def _carry(self, near: socket.socket, far: socket.socket) -> None:
+        threading.Thread(target=self._pump, args=(near, far, None), daemon=True).start()
+        most = None
+        if self.broken < self.breaks:
+            self.broken += 1
+            most = self.after
+        self._pump(far, near, most)
+        for wire in (near, far):
+            wire.close()
+
+    @staticmethod
+    def _pump(source: socket.socket, target: socket.socket, most: int | None) -> None:
+        try:
+            while data := source.recv(4096):
+                data = data if most is None else data[:most]
+                target.sendall(data)
+                most = None if most is None else most - len(data)
+                if most is not None and most <= 0:
+                    return
+        except OSError:
+            pass
+
+
+def test_broken_connections(site: Running, tmp_path: Path) -> None:
+    """A post whose answer is lost queues nothing twice; a download goes on where it broke; events come again."""
+    before = len(site.service.jobs.ids())
+    way = Breaking(site.port, 2, 0)
+    job = Client(way.url).submit(Request("lost answers", duration=1))
+    assert way.broken == 2 and len(site.service.jobs.ids()) == before + 1
+    for after in (600, 9000):
+        way = Breaking(site.port, 2, after)
+        Client(way.url).wait(job["id"])
+        Client(way.url).download(job["id"], tmp_path / "a.mp4")
+        assert way.broken == 2 and (tmp_path / "a.mp4").read_bytes() == content("lost answers", 42)
+
+
+def test_a_full_server_is_waited_for(tiny_original: Path, tmp_path: Path) -> None:
+    runner = StubRunner()
+    runner.gate.clear()
+    with running(tmp_path / "data", tiny_original, runner, max_queued=1) as site:
+        site.service.dispatcher.seconds_a_job = 0.1
+        client = Client(site.url)
+        first = client.submit(Request("a", duration=1))
+        until(lambda: first["id"] in runner.ran)
+        client.submit(Request("b", duration=1))
+        with pytest.raises(ServerError) as caught:
+            client.submit(Request("c", duration=1))
+        assert caught.value.status == 429 and caught.value.wait == 1
+        threading.Timer(0.3, runner.gate.set).start()
+        patient = Client(site.url, patience=20)
+        assert patient.wait(patient.submit(Request("c", duration=1))["id"])["status"] == "completed"
+
+
+def test_the_command_line(site: Running, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    output = str(tmp_path / "out.mp4")
+    assert (
+        main(["generate", "A bell.", "--seed", "2", "--duration", "1", "--server", site.url, "-o", output, "-q"]) == 0
+    )
+    assert Path(output).read_bytes() == content("A bell.", 2) and "seed 2" in capsys.readouterr().out
+    assert main(["generate", "A bell.", "--server", site.url, "-o", output, "-q"]) == 2  # it exists
+    assert main(["generate", "A bell.", "--server", site.url, "-o", str(tmp_path / "x.mkv")]) == 2
+    assert main(["generate", "A bell.", "--server", site.url, "--device", "cpu", "-o", str(tmp_path / "x.mp4")]) == 3
+    assert main(["serve", "--host", "0.0.0.0", "--data", str(tmp_path / "d")]) == 3
+    assert "api-key-file" in capsys.readouterr().err

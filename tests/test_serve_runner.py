@@ -1,0 +1,162 @@
+"""The engine's process: started, asked, cancelled, lost, ended with everything it started; and the reading process."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from serve_stub import until
+from twinreel import RequestError
+from twinreel.serve.child import Child, ChildLost
+from twinreel.serve.probe import Probe
+from twinreel.serve.runner import EngineLost, EngineRunner, Work
+
+WORKER = Path(__file__).with_name("stub_worker.py")
+
+
+def work(prompt: str, job: str = "video_1") -> Work:
+    return Work(job, {"prompt": prompt}, "/nowhere", {})
+
+
+@pytest.fixture(autouse=True)
+def import_path(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(sys.path))
+
+
+@pytest.fixture
+def runner() -> Iterator[EngineRunner]:
+    made = EngineRunner([sys.executable, str(WORKER), "good"], stall_seconds=1.5, cancel_seconds=0.3)
+    yield made
+    made.stop()
+
+
+def names(events: Iterator[dict[str, Any]]) -> list[str]:
+    return [event["event"] for event in events]
+
+
+def alive(pid: int) -> bool:
+    return Path(f"/proc/{pid}").exists() and "Z" not in Path(f"/proc/{pid}/stat").read_text().split()[2]
+
+
+def test_jobs_run_one_after_another(runner: EngineRunner) -> None:
+    assert runner.start()["pid"] == runner.pid
+    assert os.getpgid(runner.pid) == runner.pid != os.getpgrp()
+    for _ in range(2):
+        assert names(runner.run(work("short"))) == ["progress", "done"]
+
+
+def test_cancel_is_heard_within_a_step(runner: EngineRunner) -> None:
+    runner.start()
+    pid, events = runner.pid, []
+    for event in runner.run(work("long")):
+        events.append(event["event"])
+        runner.cancel("another")
+        runner.cancel("video_1")
+    assert events == ["progress", "cancelled"] and runner.pid == pid
+    assert names(runner.run(work("short"))) == ["progress", "done"]
+
+
+def test_an_engine_that_does_not_hear_is_ended(runner: EngineRunner) -> None:
+    runner.start()
+    pid = runner.pid
+    with pytest.raises(EngineLost, match="did not end a cancelled job"):
+        for _ in runner.run(work("deaf")):
+            runner.cancel("video_1")
+    assert not alive(pid)
+    assert runner.start()["pid"] != pid and names(runner.run(work("short")))[-1] == "done"
+
+
+def test_an_engine_that_dies_says_how(runner: EngineRunner) -> None:
+    runner.start()
+    with pytest.raises(EngineLost, match="SIGKILL"):
+        list(runner.run(work("die")))
+    with pytest.raises(EngineLost, match="not running"):
+        list(runner.run(work("short")))
+    runner.start()
+    with pytest.raises(EngineLost, match="exit code 7; its last words: the last words"):
+        list(runner.run(work("leave")))
+    runner.start()
+    with pytest.raises(EngineLost, match="said nothing for 1.5 s"):
+        list(runner.run(work("hang")))
+
+
+def test_an_engine_that_cannot_start_says_why() -> None:
+    runner = EngineRunner([sys.executable, str(WORKER), "broken"])
+    with pytest.raises(EngineLost, match="no such weights"):
+        runner.start()
+    assert runner.pid is None
+
+
+def test_stop_ends_a_running_job_and_the_whole_group(capfd: pytest.CaptureFixture[str]) -> None:
+    runner = EngineRunner([sys.executable, str(WORKER), "child"])
+    runner.start()
+    pid = runner.pid
+    assert pid is not None
+    failed: list[str] = []
+
+    def run() -> None:
+        try:
+            list(runner.run(work("long")))
+        except EngineLost as error:
+            failed.append(str(error))
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    time.sleep(0.2)
+    runner.stop()
+    thread.join(5)
+    assert failed and not alive(pid)
+    child = int(capfd.readouterr().err.split("child ")[1].split()[0])
+    until(lambda: not alive(child))
+
+
+def test_the_engine_ends_when_its_server_is_killed(tmp_path: Path) -> None:
+    script = (
+        "import sys, time; from twinreel.serve.runner import EngineRunner\n"
+        f"made = EngineRunner([sys.executable, {str(WORKER)!r}, 'child'])\n"
+        "print(made.start()['pid'], flush=True); time.sleep(99)"
+    )
+    server = subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    assert server.stdout is not None and server.stderr is not None
+    pid = int(server.stdout.readline())
+    words = iter(server.stderr.readline, "")
+    child = next(int(line.split()[1]) for line in words if line.startswith("child "))
+    assert alive(pid) and alive(child)
+    server.send_signal(signal.SIGKILL)
+    server.wait()
+    until(lambda: not alive(pid) and not alive(child))
+    server.stdout.close()
+    server.stderr.close()
+
+
+def test_a_reader_that_breaks_is_replaced() -> None:
+    """The reading process is killed by a medium: that request is refused, the next one gets a new process."""
+    script = "import sys\nfor line in sys.stdin: sys.exit(3)"
+    probe = Probe([sys.executable, "-c", script])
+    for _ in range(2):
+        with pytest.raises(RequestError, match="exit code 3"):
+            probe.frames(Path("a"), Path("b"))
+    slow = Probe([sys.executable, "-c", "import time; time.sleep(99)"], seconds=0.3)
+    with pytest.raises(RequestError, match="more than 0.3 s"):
+        slow.frames(Path("a"), Path("b"))
+    probe.stop()
+    slow.stop()
+
+
+def test_a_gone_process_is_told_apart() -> None:
+    child = Child([sys.executable, "-c", "pass"])
+    with pytest.raises(ChildLost, match="exit code 0"):
+        child.receive(10)
+    with pytest.raises(ChildLost):
+        child.send({})
+        child.send({"more": "x" * 100_000})
+    child.stop(1)

@@ -1,0 +1,175 @@
+"""validate: frozen requests, setups, verdicts, the matrix, the plot, and the public implementation on tiny weights."""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import replace
+from pathlib import Path
+from xml.etree import ElementTree
+
+import numpy as np
+import pytest
+
+from twinreel import EngineConfig
+from twinreel.errors import ConfigError, RequestError
+from twinreel.report import hash_frames, hash_waveform
+from twinreel.tools import pareto
+from twinreel.tools.frozen import bell, clip, frozen_requests, hum, more_seeds, picture, short
+from twinreel.tools.setups import Setup, parse_setup
+from twinreel.tools.validate import read_requests, table, validate
+from twinreel.tools.verdict import BOUNDS, summarise, verdict
+
+BY_NAME = {named.name: named for named in frozen_requests()}
+FROZEN_MEDIA = ["1fa768f79326", "927fab6c9b44", "4ee7fdfe2454", "b14f840180b5"]
+FEW = short([BY_NAME["t2va-bounce"], BY_NAME["fl2va-both"], BY_NAME["ref2va-picture-sound"]], 14, 0.9)
+
+
+@pytest.fixture(scope="module")
+def base(tiny_original: Path) -> Setup:
+    return Setup(EngineConfig(model=str(tiny_original), device="cpu", threads=2))
+
+
+def test_frozen_requests_are_frozen() -> None:
+    requests = frozen_requests()
+    assert len({named.name for named in requests}) == len(requests) >= 5
+    assert len({(named.request.prompt, named.request.seed) for named in requests}) == len(requests)
+    assert {named.request.resolved_task for named in requests} == {"t2va", "fl2va", "ref2va"}
+    assert all(named.request.steps == 50 for named in requests)
+    # the media are part of what is frozen: another picture is another set
+    hashes = [hash_frames(picture().pixels[None]), hash_frames(clip().frames), hash_waveform(hum().samples),
+              hash_waveform(bell().samples)]  # fmt: skip
+    assert [each[:12] for each in hashes] == FROZEN_MEDIA
+    seeds = more_seeds(20)
+    assert len({named.request.seed for named in seeds}) == 20 and {named.request.prompt for named in seeds} <= {
+        named.request.prompt for named in requests
+    }
+
+
+def test_setups_are_words_or_files(tmp_path: Path) -> None:
+    base = parse_setup("precision=fp32 threads=2 policy=velocity")
+    assert base == Setup(EngineConfig(precision="fp32", threads=2), "reuse", None)
+    (tmp_path / "test.toml").write_text('policy = "forecast:fast"\nsteps = 30\n')
+    test = parse_setup(str(tmp_path / "test.toml"), base)
+    assert test == Setup(base.engine, "forecast:fast", 30)
+    (tmp_path / "test.json").write_text('{"residency": "stages"}')
+    assert parse_setup(str(tmp_path / "test.json")).describe() == {"residency": "stages", "policy": "every-step"}
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ("speed=11", "no field 'speed'"),
+        ("fast", "not key=value"),
+        ("threads=two", "whole number"),
+        ("none.toml", "cannot be read"),
+        ("policy=none", "use every-step"),
+    ],
+)
+def test_bad_setups(text: str, reason: str) -> None:
+    with pytest.raises((ConfigError, RequestError), match=reason):
+        parse_setup(text)
+
+
+def comparison(psnr: float | None, snr: float | None, ssim: float | None = 0.97, cosine: float = 0.99) -> dict:
+    video = {"psnr": psnr, "ssim": ssim, "identical": psnr is None}
+    audio = {"snr": snr, "cosine": cosine, "identical": snr is None}
+    return {"identical": psnr is None and snr is None, "video": video, "audio": audio}
+
+
+def test_verdicts() -> None:
+    exact, good, fair, bad = (comparison(*values) for values in ((None, None), (41, 31), (36.5, 19), (20, 5)))
+    assert verdict(summarise([exact, exact]), "strict") == "exact"
+    assert verdict(summarise([exact, good]), "strict") == "close"
+    assert verdict(summarise([good, fair]), "strict") == "apart"  # strict looks at the worst
+    assert verdict(summarise([good, fair]), "published") == "close"  # published at the mean
+    assert verdict(summarise([fair, bad]), "published") == "apart"
+    assert (
+        verdict(summarise([exact, comparison(None, 29)]), "strict") == "apart"
+    )  # exact pictures do not excuse the sound
+    assert BOUNDS["published"].least == {
+        "video_psnr": 35.86, "video_ssim": 0.9646, "audio_cosine": 0.989, "audio_snr": 18.8,
+    }  # fmt: skip
+    with pytest.raises(ConfigError, match="use strict, published"):
+        verdict(summarise([good]), "loose")
+    with pytest.raises(ConfigError, match="needs scikit-image"):
+        verdict(summarise([comparison(41, 31, ssim=None)]), "published")
+
+
+def test_matrix_on_tiny_weights(base: Setup) -> None:
+    test = replace(base, engine=replace(base.engine, residency="stages", adaln="precompute"), policy="forecast:fast")
+    report = validate(base, test, FEW, matrix=True)
+    json.dumps(report, allow_nan=False)
+    cells = report["cells"]
+    assert cells["exact features"]["verdict"] == "exact"
+    assert cells["exact features"]["costs"]["calls"] == report["base"]["costs"]["calls"] == 13
+    assert cells["policy alone"]["costs"]["calls"] == cells["all together"]["costs"]["calls"] == 7
+    assert report["matrix"] == {"features_exact": True, "one_hash": True, "differing": []}
+    assert [row["sha256"] for row in cells["policy alone"]["rows"]] == [
+        row["sha256"] for row in cells["all together"]["rows"]
+    ]
+    assert cells["policy alone"]["summary"]["exact"] == 0 and report["verdict"] == cells["policy alone"]["verdict"]
+    text = table(report)
+    assert "3/3 exact" in text and "give one hash" in text and text.endswith(f"verdict (strict): {report['verdict']}")
+
+
+def test_apart_and_tasks_the_weights_lack(base: Setup, tiny_original: Path) -> None:
+    only = replace(base, engine=replace(base.engine, model=str(tiny_original / "FL2VA")))
+    report = validate(only, replace(only, steps=3), FEW)
+    assert report["verdict"] == "apart" and report["left_out"] == ["ref2va-picture-sound"]
+    assert report["cells"]["test"]["setup"]["steps"] == 3
+    with pytest.raises(ConfigError, match="no request left"):
+        validate(only, only, FEW[2:])
+
+
+def test_policies_that_never_engage_are_told(base: Setup) -> None:
+    report = validate(base, replace(base, policy="forecast"), short(FEW[:1], 4, None))
+    assert report["verdict"] == "exact" and "no meaning for 3 calls" in table(report)
+
+
+def test_requests_of_ones_own(tmp_path: Path) -> None:
+    path = tmp_path / "mine.json"
+    path.write_text(json.dumps([{"prompt": "The sea.", "seed": 7}]))
+    assert [(named.name, named.request.seed) for named in read_requests(str(path))] == [("mine-0", 7)]
+    assert read_requests("frozen") == frozen_requests()
+    path.write_text("{}")
+    with pytest.raises(RequestError, match="list of requests"):
+        read_requests(str(path))
+
+
+def test_the_plot(base: Setup, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pareto, "POLICIES", ("reuse", "forecast:fast"))
+    monkeypatch.setattr(pareto, "PLAIN", (0.5,))
+    report = pareto.pareto(base, FEW[:1])
+    calls = {name: point["costs"]["calls"] for name, point in report["points"].items()}
+    assert calls == {"reuse": 9, "forecast:fast": 7, "7 steps": 6}
+    drawing = ElementTree.fromstring(pareto.draw(report))
+    titles = [node.text for node in drawing.iter("{http://www.w3.org/2000/svg}title")]
+    assert sorted(titles) == ["7 steps", "7 steps", "fast", "fast", "reuse", "reuse"]
+    assert pareto.table(report).count("\n") == 4
+
+
+def test_against_the_public_implementation(tiny_diffusers: Path, tiny_original: Path) -> None:
+    pytest.importorskip("diffusers")
+    from twinreel.tools import against
+
+    config = EngineConfig(model=str(tiny_diffusers), device="cpu", threads=2)
+    report = against.against_diffusers(config, short([BY_NAME["fl2va-first"], BY_NAME["t2va-slide"]], 4, 5.0))
+    json.dumps(report, allow_nan=False)
+    assert report["identical"], against.table(report)
+    for row, own in zip(report["rows"], (["conditions"], ["prompt"]), strict=True):
+        expected = {
+            "text",
+            "layout",
+            "noise",
+            "velocity.0",
+            "velocity.1",
+            "velocity.2",
+            "latents",
+            "waveform",
+            "frames.7",
+        }
+        assert {*expected, *own} <= set(row["compared"])
+    assert math.isfinite(np.float64(report["rows"][0]["plan"]["seconds"]))
+    with pytest.raises(ConfigError, match="diffusers reads its own only"):
+        against.against_diffusers(replace(config, model=str(tiny_original)), FEW)

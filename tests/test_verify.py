@@ -1,0 +1,127 @@
+"""`verify`: what it says of a sound checkpoint, and that each kind of damage is seen and named."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from twinreel.errors import CheckpointError
+from twinreel.weights import verify
+
+MANIFEST = "twinreel-manifest.json"
+
+
+@pytest.fixture
+def model(tiny_original: Path, tmp_path: Path) -> Path:
+    return shutil.copytree(tiny_original, tmp_path / "model")
+
+
+def change_tensor(file: Path, name: str, change: Callable[[torch.Tensor], torch.Tensor]) -> None:
+    tensors = load_file(file)
+    tensors[name] = change(tensors[name])
+    save_file(tensors, file)
+
+
+def test_a_sound_checkpoint(tiny_original: Path, tiny_diffusers: Path) -> None:
+    facts = verify(tiny_original)
+    assert facts["layout"] == "original" and facts["manifest"].startswith("not compared")
+    assert facts["transformer (fl2va)"] == "55 tensors, 575504 bytes, 3 files"
+    assert facts["audio_vae"] == "1087 tensors, 6361140 bytes, 1 files"
+    theirs = verify(tiny_diffusers)
+    assert theirs["transformer (ref2va)"] == "62 tensors, 575488 bytes, 3 files", "rope.inv_freq is not stored there"
+    assert json.dumps(facts)
+
+
+def test_manifest(model: Path) -> None:
+    written = verify(model, write_manifest=True)["manifest"]
+    listed = json.loads((model / MANIFEST).read_text())["files"]
+    assert written == f"written, {len(listed)} files"
+    assert {"FL2VA/model_index.json", "FL2VA/tokenizer/vocab.json", "FL2VA/video_vae/source/model.safetensors"} <= set(
+        listed
+    )
+    every = {
+        path.relative_to(model).as_posix() for path in model.rglob("*") if path.is_file() and path.name != MANIFEST
+    }
+    assert set(listed) == every
+    assert verify(model)["manifest"] == f"matches {len(listed)} files"
+    # One value's last bit: shapes, totals and finiteness cannot see it, the hash does.
+    change_tensor(
+        model / "FL2VA/audio_vae/model.safetensors", "mean_proj.bias", lambda value: value.nextafter(value + 1)
+    )
+    with pytest.raises(CheckpointError, match="1 problem:\n  FL2VA/audio_vae/model.safetensors: SHA-256"):
+        verify(model)
+    verify(model, write_manifest=True)
+    verify(model)
+    (model / "FL2VA" / "tokenizer" / "extra.json").write_text("{}")
+    with pytest.raises(CheckpointError, match=f"extra.json: not in {MANIFEST}"):
+        verify(model)
+    (model / "FL2VA" / "tokenizer" / "extra.json").unlink()
+    (model / "FL2VA" / "processor" / "video_preprocessor_config.json").unlink()
+    with pytest.raises(CheckpointError, match="video_preprocessor_config.json: in .* not among the files read"):
+        verify(model)
+
+
+@pytest.mark.parametrize("bad", [float("nan"), float("inf"), float("-inf")])
+@pytest.mark.parametrize(
+    ("file", "name"),
+    [
+        ("FL2VA/audio_vae/model.safetensors", "mean_proj.bias"),
+        ("FL2VA/text_encoder/model-00001-of-00002.safetensors", "model.language_model.embed_tokens.weight"),
+    ],
+)
+def test_values_that_are_not_finite(model: Path, file: str, name: str, bad: float) -> None:
+    def spoil(value: torch.Tensor) -> torch.Tensor:
+        value.view(-1)[3:5] = bad
+        return value
+
+    change_tensor(model / file, name, spoil)
+    with pytest.raises(CheckpointError, match=f"{file}: {name}: 2 values are not finite"):
+        verify(model)
+    assert not (model / MANIFEST).exists()
+
+
+def test_stored_rotary_frequencies_are_compared(model: Path) -> None:
+    file = next(
+        path for path in (model / "FL2VA/transformer").glob("*.safetensors") if "rope.inv_freq" in load_file(path)
+    )
+    change_tensor(file, "rope.inv_freq", lambda value: value**0.5)
+    with pytest.raises(CheckpointError, match="rope.inv_freq ends at 0.0316228, rope_theta 10000 gives 0.001"):
+        verify(model)
+
+
+def test_largest_finite_values_pass(model: Path) -> None:
+    top = torch.finfo(torch.float32).max
+    change_tensor(
+        model / "FL2VA/audio_vae/model.safetensors", "mean_proj.bias", lambda value: torch.full_like(value, top)
+    )
+    verify(model)
+
+
+def test_every_problem_is_collected_and_no_manifest_made(model: Path) -> None:
+    change_tensor(model / "FL2VA/audio_vae/model.safetensors", "mean_proj.bias", lambda value: value[:-1].clone())
+    index = model / "FL2VA/transformer/model.safetensors.index.json"
+    data = json.loads(index.read_text())
+    data["metadata"]["total_size"] += 8
+    index.write_text(json.dumps(data))
+    file = model / "Ref2VA/transformer/model-00002-of-00003.safetensors"
+    file.write_bytes(file.read_bytes()[:-1])
+    with pytest.raises(CheckpointError) as caught:
+        verify(model, write_manifest=True)
+    text = str(caught.value)
+    assert "3 problems" in text
+    assert "mean_proj.bias: shape [31], [32] is needed" in text
+    assert "total_size is 575512, the shards hold 575504 bytes" in text
+    assert "model-00002-of-00003.safetensors: truncated" in text
+    assert not (model / MANIFEST).exists()
+
+
+def test_components_outside_of_the_root(model: Path, tiny_diffusers: Path) -> None:
+    facts = verify(model, write_manifest=True, components={"video_vae": tiny_diffusers / "vae"})
+    assert facts["layout"] == "mixed"
+    assert any(name.endswith("vae/config.json") for name in facts["not in the manifest"])
