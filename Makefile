@@ -39,6 +39,7 @@ lint: $(STAMP)
 
 soak: $(STAMP)
 	$(BIN)/python tests/soak.py --seconds $(or $(SECONDS),600)
+	$(BIN)/python tests/soak_serve.py --seconds $(or $(SECONDS),600)
 
 clean:
 	rm -rf .venv out build src/*.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

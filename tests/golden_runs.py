@@ -10,7 +10,7 @@ from torch import Tensor
 
 from golden_dit import TINY
 from twinreel.denoise import denoise
-from twinreel.layout import build_layout
+from twinreel.layout import build_layout, shard
 from twinreel.models.dit import DiT
 from twinreel.models.modulation import LiveModulation
 from twinreel.noise import ConditionLatents, Rows, initial_rows
@@ -78,7 +78,7 @@ def run(case: Run, dit: DiT, modulation: LiveModulation) -> tuple[Rows, Rows]:
     start = initial_rows(case.plan, case.latents, SPEC)
     steps = [step_timesteps(layout, sigmas, step) for step in range(sigmas.calls)]
     with torch.inference_mode():
-        velocity_at = predictor(dit, modulation, case.text[0], layout, steps)
+        velocity_at = predictor(dit, modulation, case.text[0], shard(layout, 1, 0), steps)
         end = denoise(start, layout, sigmas, velocity_at, EveryStep(), lambda step, velocity: None)
     v, a = layout.condition_video, layout.condition_audio
     assert torch.equal(start.video[:v], end.video[:v]) and torch.equal(start.audio[:a], end.audio[:a])

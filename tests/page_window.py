@@ -25,8 +25,8 @@ PLAYABLE = "return document.querySelector('#viewer video')?.readyState >= 1"
 FAINT = (Path(__file__).parent / "page_contrast.js").read_text(encoding="utf-8")
 OUTSIDE = """
 if (document.documentElement.scrollWidth <= innerWidth) return null;
-return [...document.querySelectorAll('body *')].filter((part) => part.getBoundingClientRect().right > innerWidth)
-  .map((part) => `${part.tagName} ${part.id} ${part.className}`).concat(document.documentElement.scrollWidth)
+const wide = (part) => part.getBoundingClientRect().right > innerWidth || part.scrollWidth > part.clientWidth + 1;
+return [...document.querySelectorAll('body *')].filter(wide).map((part) => `${part.tagName} #${part.id}`)
 """
 NAMED = {"button", "link", "textbox", "searchbox", "spinbutton", "combobox", "checkbox", "radio", "slider"}
 NAMED |= {"progressbar", "progressIndicator", "img", "image"}
@@ -192,7 +192,7 @@ def look_over(window: Window) -> None:
     """Nothing sticks out of a phone, all text can be read, everything that can be used has a name."""
     for width in (390, 1280):
         window.size(width)
-        assert not settled(window, OUTSIDE), f"the page can be pushed sideways at {width}"
+        assert not settled(window, OUTSIDE), f"at {width} the page can be pushed sideways: {window.js(OUTSIDE)}"
         for scheme in ("light", "dark"):
             window.prefer(prefers_color_scheme=scheme, prefers_reduced_motion="reduce")
             assert not settled(window, FAINT), (width, scheme)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import lru_cache, partial
 
 import torch
@@ -86,12 +87,10 @@ def alone(counts: tuple[int, int, int, int]) -> tuple[Tensor, Tensor]:
 
 
 def joined(place: Place, mesh: Mesh, relayout: Relayout = PLAIN, chunks: int = 1) -> Parallel:
-    """The axes of a rank; made once a mesh and variant."""
-    key = (mesh, relayout.name, chunks)
-    if key not in place.groups:
-        strategy = partial(Ulysses, relayout=relayout, chunks=chunks)
-        place.groups[key] = join_mesh(mesh, place.rank, strategy, backend="gloo", patience=60)
-    return place.groups[key]
+    """The axes of a rank; made once a mesh."""
+    if mesh not in place.kept:
+        place.kept[mesh] = join_mesh(mesh, place.rank, Ulysses, backend="gloo", patience=60)
+    return replace(place.kept[mesh], strategy=partial(Ulysses, relayout=relayout, chunks=chunks))
 
 
 def distances(place: Place, mesh: Mesh, counts: tuple[int, int, int, int], chunks: int = 1) -> list[float]:

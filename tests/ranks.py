@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import traceback
 from collections.abc import Callable
+from dataclasses import dataclass
 from datetime import timedelta
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -22,27 +24,23 @@ def serve(rank: int, world: int, meeting: str, orders: Connection) -> None:
     dist.init_process_group(
         "gloo", init_method=f"file://{meeting}", rank=rank, world_size=world, timeout=timedelta(seconds=PATIENCE)
     )
-    groups: dict[tuple[int, ...], Any] = {}
+    kept: dict[Any, Any] = {}
     while (order := orders.recv()) is not None:
         function, arguments = order
         try:
-            orders.send((True, function(Place(rank, world, groups), *arguments)))
+            orders.send((True, function(Place(rank, world, kept), *arguments)))
         except Exception:
             orders.send((False, traceback.format_exc()))
-    dist.destroy_process_group()
+    os._exit(0)  # not every rank leaves at the same time, and there is nothing to save
 
 
+@dataclass(frozen=True)
 class Place:
-    """Where a function runs: its rank, the number of ranks, and axes over all of them or over a grid."""
+    """Where a function runs: its rank, the number of ranks, and what it keeps for the next call."""
 
-    def __init__(self, rank: int, world: int, groups: dict[tuple[int, ...], Any]) -> None:
-        self.rank, self.world, self.groups = rank, world, groups
-
-    def group(self, members: tuple[int, ...]) -> Any:
-        """The process group of some ranks; every rank asks for the same ones in the same order."""
-        if members not in self.groups:
-            self.groups[members] = dist.new_group(members)
-        return self.groups[members]
+    rank: int
+    world: int
+    kept: dict[Any, Any]
 
 
 class Pool:

@@ -9,6 +9,7 @@ import sys
 import threading
 import time
 
+from twinreel import Cancelled
 from twinreel.serve.child import Voice
 from twinreel.serve.worker import Orders
 
@@ -40,9 +41,10 @@ def main() -> None:
             time.sleep(1000)
         try:
             for _ in range(1000 if word == "long" else 1):
-                orders.check(order["turn"])
+                if orders.is_cancelled(order["turn"]):
+                    raise Cancelled("asked for")
                 time.sleep(0.01)
-        except Exception as error:
+        except Cancelled as error:
             voice.say(event="cancelled", why=str(error))
             continue
         voice.say(event="done", outcome={"word": word})

@@ -11,9 +11,9 @@ import pytest
 from PIL import Image
 
 from media_files import flat, tone, write_mp4, write_sound
-from twinreel.addresses import MEDIA, OTHER, judge, open_address
 from twinreel.errors import RequestError
-from twinreel.media_in import read_source
+from twinreel.media.addresses import MEDIA, OTHER, judge, open_address
+from twinreel.media.read import read_source
 from twinreel.request import Reference
 from twinreel.spec import Spec
 

@@ -18,10 +18,10 @@ from PIL import Image
 
 from media_files import clicked, flat, onset, picture_frame, tone, write_mp4, write_sound
 from test_pictures import bombs
-from twinreel import containers
 from twinreel.errors import RequestError
-from twinreel.media_in import prepare, read_source
-from twinreel.media_out import write_media
+from twinreel.media import containers
+from twinreel.media.read import prepare, read_source
+from twinreel.output.write import write_media
 from twinreel.plan import make_plan
 from twinreel.request import Reference, Request
 from twinreel.spec import Spec, World
@@ -175,7 +175,7 @@ def two_hours(path: Path) -> Path:
 MEASURE = """
 import json, sys, time
 from twinreel.errors import RequestError
-from twinreel.media_in import read_source
+from twinreel.media.read import read_source
 from twinreel.request import Keyframe, Reference
 from twinreel.spec import Spec
 import av, PIL.Image
@@ -235,7 +235,7 @@ def test_giants_take_neither_time_nor_memory(tmp_path: Path):
 
 def test_frames_larger_than_any_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     path = write_mp4(tmp_path / "a.mp4", [flat((9, 9, 9), 128, 128)] * 3)
-    monkeypatch.setattr("twinreel.footage.MOST_PIXELS", 100 * 100)
+    monkeypatch.setattr("twinreel.media.footage.MOST_PIXELS", 100 * 100)
     with pytest.raises(RequestError, match="128x128; at most 10,000 pixels, so scale it down"):
         read(path)
 

@@ -20,7 +20,7 @@ import torch
 from twinreel import Cancelled, CheckpointError, Engine, EngineConfig, OutputOptions, Request, RequestError, cli
 from twinreel import finish as finishing
 from twinreel import progress as progressing
-from twinreel.latents import load_latents
+from twinreel.output.latents import load_latents
 from twinreel.watch import Event
 
 T2VA = Request("A secret cat plays piano.", steps=2, duration=0.9)

@@ -2,15 +2,36 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
 import json
+import re
+import shlex
 from dataclasses import fields
+from pathlib import Path
 
 import pytest
 
 from twinreel.config import EngineConfig
 from twinreel.errors import ConfigError, RequestError
-from twinreel.flags import REQUEST_FLAGS, Doctor, EngineFlags, Generate, RequestFlags, Verify, parse, parse_reference
+from twinreel.flags import (
+    REQUEST_FLAGS,
+    Doctor,
+    EngineFlags,
+    Generate,
+    OutputFlags,
+    RequestFlags,
+    Verify,
+    parse,
+    parse_reference,
+)
 from twinreel.request import Keyframe, Reference, Request
+from twinreel.request_json import parse_json
+from twinreel.serve.flags import COMMANDS as SERVE
+from twinreel.tool_flags import COMMANDS
+
+ROOT = Path(__file__).resolve().parents[1]
+NAMES = ("generate", "decode", "plan", "verify", "doctor", "compare", "validate", "serve", "completion")
 
 EVERY_REQUEST_FLAG = [
     ["--task", "ref2va"],
@@ -176,6 +197,25 @@ def test_bad_flags_end_with_2(words: list[str], capsys):
     assert capsys.readouterr().out == ""
 
 
+@pytest.mark.parametrize(
+    ("slip", "meant"), [("--stpes", "--steps"), ("--precison", "--precision"), ("--sed", "--seed")]
+)
+def test_an_unknown_flag_names_the_nearest(slip: str, meant: str, capsys):
+    with pytest.raises(SystemExit):
+        parse(["generate", "a", slip, "1"])
+    said = capsys.readouterr().err
+    assert slip in said and meant in said
+
+
+def test_an_unknown_command_names_the_nearest(capsys):
+    with pytest.raises(SystemExit) as ended:
+        parse(["generat", "a"])
+    assert ended.value.code == 2
+    lines = capsys.readouterr().err.splitlines()
+    assert lines[0] == "twinreel: no such command: generat" and len(lines) == 3
+    assert "did you mean generate?" in lines[2]
+
+
 def test_verify_and_output_flags():
     verify = parse(["verify", "weights", "--write-manifest", "--json"])
     assert isinstance(verify, Verify)
@@ -184,3 +224,71 @@ def test_verify_and_output_flags():
     assert isinstance(made, Generate)
     assert (str(made.output), made.writing.crf, made.writing.preset) == ("b.mp4", 20, "slow")
     assert made.report.quiet and made.report.traceback and not made.report.json
+
+
+@pytest.fixture(scope="module")
+def helps() -> dict[str, str]:
+    """What `--help` prints for the program ("") and for every command, 100 columns wide."""
+    pages = {}
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("COLUMNS", "100")
+        for name in ("", *NAMES):
+            page = io.StringIO()
+            with contextlib.redirect_stdout(page), pytest.raises(SystemExit) as ended:
+                parse([*name.split(), "--help"], (*COMMANDS, *SERVE))
+            assert not ended.value.code
+            pages[name] = page.getvalue()
+    return pages
+
+
+def test_help_fits_100_columns_and_explains_every_flag(helps: dict[str, str]):
+    for name, page in helps.items():
+        for line in page.splitlines():
+            assert len(line) <= 100 or line.startswith("usage:"), f"{name}: {line}"
+        # a flag without a text would be followed by the next one, or by the end of its box
+        assert not re.search(r"│ (-\w \w+, )?--[\w-]+( [\w{},.=]+)? +│\n[│╰] ?(--|─)", page), name
+    assert set(NAMES) == set(re.findall(r"• (\w+)", helps[""]))
+
+
+def test_help_names_the_limits(helps: dict[str, str]):
+    page = " ".join(helps["generate"].replace("│", " ").split())
+    for words in (
+        "1 to 7,000 characters",
+        "4 to 15 s",
+        "9 of kind image",
+        "12 in all",
+        "clips of 2 to 15 s",
+        "2 to 1000",
+    ):
+        assert words in page, words
+    assert f"0 to {2**63 - 1}" in page and "from 1:4 to 4:1" in page and "N-1 model calls" in page
+
+
+def recipes(page: str) -> list[list[str]]:
+    """The words of every twinreel command in the shell blocks of a page."""
+    blocks = re.findall(r"```sh\n(.*?)```", (ROOT / page).read_text(encoding="utf-8"), re.DOTALL)
+    lines = [line for block in blocks for line in block.splitlines() if line.startswith("twinreel ")]
+    return [shlex.split(line, comments=True)[1:] for line in lines]
+
+
+@pytest.mark.parametrize("page", ["README.md", "docs/recipes.md"])
+def test_every_flag_of_a_recipe_exists(page: str, helps: dict[str, str]):
+    found = recipes(page)
+    assert found
+    for words in found:
+        if words == ["--version"]:
+            continue
+        flags = {word for word in words[1:] if re.match(r"--?[a-z]", word)}
+        assert flags <= set(re.findall(r"(?<![\w-])--?[a-z][\w-]*", helps[words[0]])), words
+
+
+def test_recipes_show_every_flag_that_describes_a_request_or_a_file():
+    shown = {word for words in recipes("docs/recipes.md") for word in words if word.startswith("--")}
+    wanted = {name for names in REQUEST_FLAGS.values() for name in names} - {"text", "prompt", "task"}
+    wanted |= {item.name for item in fields(OutputFlags)}
+    assert {f"--{name.replace('_', '-')}" for name in wanted} <= shown
+
+
+def test_the_json_of_the_recipes_is_a_request():
+    body = re.search(r"```json\n(.*?)```", (ROOT / "docs/recipes.md").read_text(encoding="utf-8"), re.DOTALL)
+    assert body and parse_json(body[1]).references == (Reference("image", "her.png"),)

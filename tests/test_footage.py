@@ -13,7 +13,7 @@ import pytest
 
 from media_files import barred, clicked, flat, onset, picture_frame, write_mp4, yuv_frame
 from twinreel.errors import RequestError
-from twinreel.media_in import read_source
+from twinreel.media.read import read_source
 from twinreel.request import Reference
 from twinreel.sources import Clip
 from twinreel.spec import Spec, World

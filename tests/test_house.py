@@ -21,30 +21,17 @@ EVERY_FILE = MODULES + sorted((ROOT / "tests").rglob("*.py")) + sorted((ROOT / "
 # Rooms from the ground up; a room imports only from its own floor or from floors below it.
 FLOORS: tuple[tuple[str, ...], ...] = (
     ("errors", "ops", "parallel"),
-    ("spec", "sources", "addresses", "resample", "watch", "policy_options", "machine"),
-    ("models", "weights", "config"),
-    ("limits", "wording"),
-    (
-        "request",
-        "request_json",
-        "schema",
-        "remote",
-        "plan",
-        "slots",
-        "whole",
-        "pictures",
-        "footage",
-        "soundtrack",
-        "containers",
-        "fit",
-    ),
-    ("media_in", "pixels", "presentation", "survey", "estimate"),
+    ("spec", "sources", "watch", "policy_options", "machine"),
+    ("models", "weights", "config", "launch"),
+    ("limits", "wording", "topology", "complaint"),
+    ("request", "request_json", "schema", "plan", "media"),
+    ("presentation",),
     ("layout", "schedule", "noise", "policy", "policies"),
-    ("report", "output", "denoise", "writers", "media_out", "conditioning", "parts", "latents", "decoding"),
+    ("denoise", "conditioning", "parts", "output", "decoding"),
     ("pipeline", "finish"),
     ("demo",),
     ("engine",),
-    ("planner", "doctor", "flags", "tool_flags", "progress", "stopping", "launch"),
+    ("planner", "doctor", "flags", "tool_flags", "progress", "stopping", "rank"),
     ("cli", "serve", "tools"),
     ("__main__",),
 )
@@ -68,6 +55,7 @@ PURE = {
 }
 # Reached by `import twinreel` or by --help.
 NO_TORCH = {
+    "complaint",
     "errors",
     "spec",
     "sources",
@@ -82,12 +70,7 @@ NO_TORCH = {
 }
 NO_TORCH |= {
     "planner",
-    "estimate",
-    "survey",
-    "machine",
     "presentation",
-    "media_in",
-    "remote",
     "policy_options",
     "flags",
     "tool_flags",
@@ -102,7 +85,9 @@ LAZY_EXCEPTIONS = dict.fromkeys(
     "flags are tyro annotations; only cli.main imports these files, inside a function",
 )
 # Where an unforeseen error becomes a message and exit code 1, or ends a server's job with its cause.
-PROCESS_EDGES = {"cli.py:main", "serve/worker.py:main"}
+PROCESS_EDGES = {"cli.py:run", "serve/worker.py:main", "rank.py:main"}
+# between ranks: what one raises, all raise; and an error of a foreign class may do anything when it is sent
+PROCESS_EDGES |= {"parallel/team.py:attempt", "parallel/team.py:portable"}
 ENVIRONMENT = {"launch.py": "reads the launcher's RANK and WORLD_SIZE"}
 UNWANTED = re.compile(r"manager|handler|helper|util|context|^minimaxh3|^enable_", re.IGNORECASE)
 

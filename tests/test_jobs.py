@@ -109,13 +109,22 @@ def test_a_new_server_settles_what_ran(jobs: Jobs, tmp_path: Path) -> None:
     jobs.close()
 
     again = Jobs(tmp_path)
-    recover(again)
+    recover(again, 20)
     sweep(again)
     assert [again.get(job).status for job in (done, cut, stopped)] == ["completed", "queued", "cancelled"]  # type: ignore[union-attr]
     assert sorted(path.name for path in (tmp_path / "jobs").iterdir()) == sorted((done, cut, stopped))
     assert not list((tmp_path / "incoming").iterdir())
     assert again.take().id == cut and again.get(cut).starts == 2  # type: ignore[union-attr]
     again.close()
+
+
+def test_a_job_that_ends_every_server_fails_at_last(jobs: Jobs) -> None:
+    job = add(jobs)
+    for _ in range(3):
+        jobs.take()
+        recover(jobs, 3)
+    found = jobs.get(job)
+    assert found is not None and found.status == "failed" and "3 times" in found.error["message"]  # type: ignore[index]
 
 
 def test_retention_by_age_and_size(jobs: Jobs) -> None:

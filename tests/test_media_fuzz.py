@@ -14,7 +14,7 @@ from PIL import Image
 
 from media_files import flat, tone, write_mp4, write_sound
 from twinreel.errors import RequestError
-from twinreel.media_in import read_source
+from twinreel.media.read import read_source
 from twinreel.request import Reference
 from twinreel.sources import Clip, Picture, Sound
 from twinreel.spec import Spec, World

@@ -17,8 +17,8 @@ from PIL import Image
 
 from media_files import barred, clicked, flat, onset, tone, write_mp4, write_sound
 from twinreel.errors import RequestError
-from twinreel.media_in import prepare, read_source
-from twinreel.media_out import write_media
+from twinreel.media.read import prepare, read_source
+from twinreel.output.write import write_media
 from twinreel.plan import make_plan
 from twinreel.request import Keyframe, Reference, Request
 from twinreel.sources import Clip, Picture, Sound

@@ -11,10 +11,10 @@ import numpy as np
 import pytest
 
 from media_files import clicked, flat, onset, tone
-from twinreel.media_in import read_source
-from twinreel.media_out import Media, write_media
+from twinreel.media.read import read_source
 from twinreel.output import OutputOptions
-from twinreel.report import hash_file, hash_frames, hash_waveform
+from twinreel.output.report import hash_file, hash_frames, hash_waveform
+from twinreel.output.write import Media, write_media
 from twinreel.request import Reference
 from twinreel.spec import Spec, World
 

@@ -13,9 +13,9 @@ import numpy as np
 import pytest
 
 from twinreel.errors import RequestError
-from twinreel.media_out import Media
 from twinreel.output import OutputOptions, check_output, check_space, estimate_bytes, latents_path, sidecar_path
-from twinreel.report import replacing
+from twinreel.output.report import replacing
+from twinreel.output.write import Media
 
 MEDIA = Media(np.zeros((22, 64, 96, 3), np.uint8), np.zeros((2, 29_600), np.float32))
 

@@ -128,6 +128,8 @@ def test_from_a_sentence_to_a_video(window: Window, site: Running, runner: PageR
     for name, start in {"Video": b"ftyp", "Sound": b"WAVE"}.items():
         status, data, headers = call(links[name])
         assert status == 200 and start in data[:16] and "attachment" in headers["content-disposition"]
+    figures = window.js("return [...document.querySelectorAll('#viewer dd')].map((place) => place.textContent)")
+    assert {"64 × 64, 1.62 s, 39 frames", "9007199254740993", "forecast:fast"} <= set(figures)
     window.click("#viewer .report summary")
     until(lambda: "denoise   1.25 s" in window.text("#viewer .report pre"))
     assert window.all(f"#past [data-id='{job['id']}'] a[aria-current]")

@@ -14,7 +14,7 @@ from PIL import Image, ImageCms
 
 from media_files import barred
 from twinreel.errors import RequestError
-from twinreel.media_in import read_source
+from twinreel.media.read import read_source
 from twinreel.request import Keyframe
 from twinreel.sources import Picture
 from twinreel.spec import Spec

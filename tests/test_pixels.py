@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from twinreel.pixels import normalise, quantise
+from twinreel.media.pixels import normalise, quantise
 from twinreel.spec import PIXEL_MEAN, PIXEL_STD
 
 

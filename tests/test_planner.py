@@ -17,7 +17,7 @@ from twinreel.config import EngineConfig, resolve
 from twinreel.errors import CheckpointError, ConfigError, RequestError
 from twinreel.layout import build_layout
 from twinreel.machine import Memory, cuda_memory, host_memory
-from twinreel.media_in import prepare
+from twinreel.media.read import prepare
 from twinreel.parts import Parts
 from twinreel.pipeline import read_sources
 from twinreel.plan import make_plan

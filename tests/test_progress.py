@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import io
+import threading
+import time
 
 import pytest
 
-from twinreel.progress import Bars, Lines, Quiet, line, progress, spoken
+from twinreel.progress import SILENCE, Bars, Lines, Quiet, line, progress, spoken, still
 from twinreel.watch import Event
 
 
@@ -58,6 +60,52 @@ def test_nested_stages_are_announced_once():
     assert [text.split(",")[0].split(":")[0] for text in stream.getvalue().splitlines()] == ["decode", "mux", "decode"]
 
 
+def test_a_stage_of_few_units_has_a_line_for_each_and_one_begun_again_is_told_again():
+    stream = io.StringIO()
+    watch = Lines(stream)
+    for done, note in ((0, ""), (0, "text_encoder"), (1, "text_encoder"), (1, "video_encoder"), (2, "video_encoder")):
+        watch(Event("load", done, 2, done + 0.5, None, note))
+    watch(Event("load", 0, 1, 0.0))
+    watch(Event("load", 1, 1, 9.0, 0.0, "dit"))
+    assert stream.getvalue().splitlines() == [
+        "load",
+        "load: part 1/2, 1.5 s each (text_encoder)",
+        "load: 2 parts in 2.5 s (video_encoder)",
+        "load",
+        "load: 1 part in 9.0 s (dit)",
+    ]
+
+
+def test_a_place_in_the_queue_is_told_when_it_changes():
+    stream = io.StringIO()
+    watch = Lines(stream)
+    for ahead in (2, 2, 2, 1):
+        watch(Event("queue", 0, 0, 0.0, None, f"{ahead} ahead"))
+    assert stream.getvalue().splitlines() == ["queue (2 ahead)", "queue (1 ahead)"]
+
+
+def test_a_long_unit_is_not_silent():
+    """Never ten seconds without a line: after `SILENCE` one says what is being worked at, again and again."""
+    assert SILENCE < 10
+    stream, before = io.StringIO(), threading.active_count()
+    with Lines(stream, silence=0.05) as watch:
+        time.sleep(0.12)
+        assert stream.getvalue() == "", "nothing has been said to be worked at"
+        watch(Event("denoise", 12, 49, 3.0, 9.0))
+        time.sleep(0.3)
+    said = stream.getvalue().splitlines()
+    assert threading.active_count() == before
+    assert said[0] == "denoise: call 12/49, 0.25 s each, 9.0 s left"
+    assert len(said) >= 3 and all(text.startswith("denoise: still at call 13/49, 0.") for text in said[1:])
+
+
+def test_what_is_said_of_a_long_unit():
+    assert still(Event("load", 1, 4, 3.0, None, "dit:fl2va"), 12) == "load: still at part 2/4, 12.0 s (dit:fl2va)"
+    assert still(Event("read", 0, 1, 0.0), 8) == "read: still at it, 8.0 s"
+    assert still(Event("decode", 17, 124, 1.0, None, "frames"), 65) == "decode: still at frame 18/124, 1 min 05 s"
+    assert still(Event("decode", 124, 124, 1.0, None, "frames"), 9) == "decode: done, still at what follows, 9.0 s"
+
+
 def test_bars_show_every_stage_and_fill_up():
     stream = Terminal()
     with progress(False, stream) as watch:
@@ -89,3 +137,8 @@ def test_quiet_and_plain_streams():
     with progress(True, stream) as watch:
         watch(Event("read", 0, 1, 0.0))
     assert isinstance(watch, Quiet) and stream.getvalue() == ""
+
+
+def test_a_terminal_without_rich_gets_lines(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("twinreel.progress.find_spec", lambda name: None)
+    assert isinstance(progress(False, Terminal()), Lines)

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from twinreel import remote
 from twinreel.errors import RequestError
+from twinreel.media import remote
 from twinreel.request import Keyframe, Reference, Request, check_request
 from twinreel.spec import Spec
 

@@ -9,7 +9,15 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from twinreel.report import FrameHasher, hash_frames, hash_waveform, replacing, sidecar_path, versions, write_report
+from twinreel.output.report import (
+    FrameHasher,
+    hash_frames,
+    hash_waveform,
+    replacing,
+    sidecar_path,
+    versions,
+    write_report,
+)
 
 
 def test_frames_hash_alike_however_they_are_split():

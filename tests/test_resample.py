@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from twinreel import resample as module
-from twinreel.resample import resample
+from twinreel.media import resample as module
+from twinreel.media.resample import resample
 
 GOLDEN = json.loads((Path(__file__).parent / "golden" / "resample.json").read_text())
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import socket
 import threading
@@ -15,7 +16,7 @@ from PIL import Image
 from serve_stub import Running, StubRunner, call, content, running, until
 from twinreel import Client, Clip, ConfigError, Keyframe, Picture, Reference, Request, RequestError, Sound
 from twinreel.cli import main
-from twinreel.media_in import read_source
+from twinreel.media.read import read_source
 from twinreel.serve.client import ServerError
 from twinreel.serve.client_media import clip_bytes, picture_bytes, wav_bytes
 from twinreel.spec import Spec
@@ -147,6 +148,8 @@ class Breaking:
             most = self.after
         self._pump(far, near, most)
         for wire in (near, far):
+            with contextlib.suppress(OSError):
+                wire.shutdown(socket.SHUT_RDWR)  # a close alone says nothing while the other thread reads
             wire.close()
 
     @staticmethod

@@ -78,8 +78,8 @@ def test_a_killed_engine_resumes_at_decode(site: Running) -> None:
     runner = site.service.dispatcher.runner
     assert isinstance(runner, EngineRunner)
     client = Client(site.url)
-    expected = client.wait(client.submit(Request("Hail.", duration=4, steps=2))["id"])["sha256"]
-    job, pid = client.submit(Request("Hail.", duration=4, steps=2)), runner.pid
+    expected = client.wait(client.submit(Request("Hail.", duration=2, steps=2))["id"])["sha256"]
+    job, pid = client.submit(Request("Hail.", duration=2, steps=2)), runner.pid
     for _, state in client.events(job["id"]):
         if state["running"] and state["running"]["stage"] == "decode" and pid is not None:
             os.kill(pid, signal.SIGKILL)

@@ -86,7 +86,8 @@ def test_200_parallel_clients(site: Running) -> None:
     assert len(answers) == 200 and {status for _, status in seen} <= {201, 413, 422, 429}, seen
     assert seen["invalid", 201] == seen["oversized", 201] == 0, seen
     assert seen["invalid", 422] + seen["invalid", 429] == 50
-    assert seen["oversized", 413] + seen["oversized", 429] == 50 and seen["valid", 201] >= 10
+    assert seen["oversized", 413] + seen["oversized", 429] == 50
+    assert seen["valid", 201] + seen["cancelled", 201] >= 16  # what the queue takes, whatever the runner does
     for kind, status, job in answers:
         if status == 201:
             state = ended(site.url, str(job))

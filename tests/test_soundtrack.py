@@ -11,9 +11,9 @@ import pytest
 
 from media_files import clicked, flat, onset, tone, write_mp4, write_sound
 from twinreel.errors import RequestError
-from twinreel.media_in import read_source
+from twinreel.media.read import read_source
+from twinreel.media.resample import resample
 from twinreel.request import Reference
-from twinreel.resample import resample
 from twinreel.sources import Sound
 from twinreel.spec import Spec, World
 

@@ -9,11 +9,11 @@ import pytest
 
 from media_files import flat, tone, write_mp4
 from twinreel.errors import RequestError
-from twinreel.media_in import read_source
+from twinreel.media.read import read_source
+from twinreel.planner.survey import survey
 from twinreel.request import Reference
 from twinreel.sources import Clip, Sound, Source
 from twinreel.spec import Spec, World
-from twinreel.survey import survey
 
 SPEC = Spec(world=World(short_edge=64, area_cap=64 * 112))
 

@@ -13,7 +13,7 @@ import pytest
 
 from twinreel import EngineConfig
 from twinreel.errors import ConfigError, RequestError
-from twinreel.report import hash_frames, hash_waveform
+from twinreel.output.report import hash_frames, hash_waveform
 from twinreel.tools import pareto
 from twinreel.tools.frozen import bell, clip, frozen_requests, hum, more_seeds, picture, short
 from twinreel.tools.setups import Setup, parse_setup

@@ -9,7 +9,7 @@ import pytest
 
 from media_files import flat, tone, write_mp4, write_sound
 from twinreel.errors import RequestError
-from twinreel.media_in import read_source
+from twinreel.media.read import read_source
 from twinreel.request import Reference
 from twinreel.spec import Spec, World
 

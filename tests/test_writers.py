@@ -16,11 +16,11 @@ from PIL import Image
 
 from media_files import clicked, flat, onset, tone
 from twinreel.errors import RequestError
-from twinreel.media_out import Media, write_media
 from twinreel.output import FORMATS, OutputOptions
-from twinreel.report import hash_frames, hash_waveform
-from twinreel.writers import Content, read_back
-from twinreel.writers.container import whole_24
+from twinreel.output.report import hash_frames, hash_waveform
+from twinreel.output.write import Media, write_media
+from twinreel.output.writers import Content, read_back
+from twinreel.output.writers.container import whole_24
 
 CONTAINERS = (".mp4", ".mkv", ".webm")
 RNG = np.random.default_rng(0)
@@ -183,7 +183,7 @@ def test_reading_back_finds_what_is_missing(tmp_path: Path, suffix: str):
 
 
 def test_a_file_that_does_not_read_back_gets_no_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    from twinreel import writers
+    from twinreel.output import writers
 
     write = writers.container.write
 
@@ -202,7 +202,7 @@ PEAK = """
 import resource, sys
 import numpy as np
 from pathlib import Path
-from twinreel.media_out import write_media
+from twinreel.output.write import write_media
 from twinreel.output import OutputOptions
 clips, suffix, folder = int(sys.argv[1]), sys.argv[2], Path(sys.argv[3])
 one = np.random.default_rng(0).integers(0, 256, (17, 12, 16, 3), dtype=np.uint8).repeat(16, 1).repeat(16, 2)

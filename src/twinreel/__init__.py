@@ -14,8 +14,8 @@ from .request import Keyframe, Reference, Request
 
 if TYPE_CHECKING:
     from .engine import Engine
-    from .media_out import Media
     from .output import OutputOptions
+    from .output.write import Media
     from .serve.client import Client
     from .sources import Clip, Picture, Sound
 
@@ -23,7 +23,7 @@ __version__ = "0.1.0"
 _LAZY = {
     "Client": "serve.client",
     "Engine": "engine",
-    "Media": "media_out",
+    "Media": "output.write",
     "OutputOptions": "output",
     "Clip": "sources",
     "Picture": "sources",

@@ -1,4 +1,4 @@
-"""The command line: `generate`, `decode`, `plan`, `verify`, `doctor`, `compare`, `validate`.
+"""The command line: `generate`, `decode`, `plan`, `verify`, `doctor`, `compare`, `validate`, `serve`, `completion`.
 
 Exit codes: 0, 2 for the person's request (bad flags included), 3 for the operator's configuration, 4 for the weights,
 5 when a file was written whose sound is at fault, 130 and 143 after Ctrl-C and SIGTERM, 1 for the rest. Results go to
@@ -10,12 +10,14 @@ from __future__ import annotations
 import json
 import signal
 import sys
+import time
 import traceback
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from typing import TYPE_CHECKING, Any
 
 from .errors import Cancelled, RequestError, TwinreelError
+from .watch import pass_by
 
 if TYPE_CHECKING:
     from .engine import Engine
@@ -34,12 +36,40 @@ STAND_IN = (
 
 def main(words: Sequence[str] | None = None) -> int:
     """Run one command and return its exit code; `words` is the command line without the program's name."""
-    from .flags import Decode, Doctor, Generate, Plan, parse
-    from .serve.flags import COMMANDS as SERVE
-    from .serve.flags import Serve
-    from .tool_flags import COMMANDS, Compare, Validate
+    words = sys.argv[1:] if words is None else words
+    if list(words) == ["--version"]:
+        from . import __version__
 
-    command = parse(words, (*COMMANDS, *SERVE))
+        print(f"twinreel {__version__}")
+        return 0
+    try:
+        command = understand(words)
+    except SystemExit as end:
+        if end.code == 2 and "--json" in words:
+            put({"ok": False, "error": "Usage", "field": None, "message": "see stderr", "exit": 2})
+        raise
+    return run(command)
+
+
+def understand(words: Sequence[str]) -> Any:
+    """The command that `words` are, as a dataclass of flags. SystemExit: 0 after help, 2 after a bad flag."""
+    from .flags import Completion, parse
+    from .serve.flags import COMMANDS as SERVE
+    from .tool_flags import COMMANDS
+
+    more = (*COMMANDS, *SERVE)
+    command = parse(words, more)
+    if isinstance(command, Completion):
+        return parse(["--tyro-print-completion", command.shell], more)  # prints it and leaves with 0
+    return command
+
+
+def run(command: Any) -> int:
+    """Run a command and return its exit code; whatever it raises is explained on stderr."""
+    from .flags import Decode, Doctor, Generate, Plan
+    from .serve.flags import Serve
+    from .tool_flags import Compare, Validate
+
     try:
         if isinstance(command, Generate):
             return generate(command)
@@ -55,12 +85,11 @@ def main(words: Sequence[str] | None = None) -> int:
             return serve(command)
         return doctor(command) if isinstance(command, Doctor) else verify(command)
     except KeyboardInterrupt as error:
-        text = with_notes("stopped by the keyboard", error)
-        return complain("Interrupted", text, STOPPED + signal.SIGINT, command.report)
+        return complain("Interrupted", error, STOPPED + signal.SIGINT, command.report)
     except Exception as error:  # the edge of the process: whatever it was ends here as a message and an exit code
         if command.report.traceback:
             traceback.print_exc()
-        return complain(type(error).__name__, message(error), exit_code(error), command.report, error)
+        return complain(type(error).__name__, error, exit_code(error), command.report)
 
 
 def exit_code(error: BaseException) -> int:
@@ -70,29 +99,19 @@ def exit_code(error: BaseException) -> int:
     return error.exit_code if isinstance(error, TwinreelError) else 1
 
 
-def message(error: BaseException) -> str:
-    """What to tell a person about `error`, with the notes it has collected on its way."""
-    if isinstance(error, TwinreelError):
-        return with_notes(str(error), error)
-    if isinstance(error, Cancelled):
-        by = f" by {signal.Signals(error.signal).name}" if error.signal else ""
-        return with_notes(f"the request was cancelled{by}", error)
-    if isinstance(error, OSError):
-        return with_notes(f"the file could not be written or read: {error}", error)
-    return with_notes(f"unexpected {type(error).__name__}: {error} (run again with --traceback to see where)", error)
+def complain(kind: str, error: BaseException, code: int, report: ReportFlags) -> int:
+    """Print `error` for people to stderr, in three lines, and with --json for programs to stdout; returns `code`."""
+    from .complaint import explain
 
-
-def with_notes(text: str, error: BaseException) -> str:
-    """`text` and below it the notes of `error`, such as where latents are kept."""
-    return "\n".join([text, *getattr(error, "__notes__", ())])
-
-
-def complain(kind: str, text: str, code: int, report: ReportFlags, error: BaseException | None = None) -> int:
-    """Print an error for people to stderr, and with --json for programs to stdout; returns `code`."""
-    print(f"twinreel: {text}", file=sys.stderr)
+    told = explain(error)
+    print(told, file=sys.stderr)
     if report.json:
         field = error.field if isinstance(error, RequestError) else None
-        put({"ok": False, "error": kind, "field": field, "message": text, "exit": code})
+        ours = isinstance(error, TwinreelError)
+        text = str(error) if ours else f"{told.what}: {told.why}"
+        message = "\n".join([text, *getattr(error, "__notes__", ())])
+        parts = {"what": told.what, "why": told.why, "remedy": told.remedy}
+        put({"ok": False, "error": kind, "field": field, "message": message, **parts, "exit": code})
     return code
 
 
@@ -115,12 +134,13 @@ def generate(command: Generate) -> int:
     if asked is not None and asked.absolute() == sidecar_path(target):
         raise RequestError("output", f"the report beside {target.name} would replace {asked}; name another output")
     trace = None
-    if command.trace is not None:
+    if command.trace is not None and leads():
         from .tools.trace import Trace
 
         trace = Trace(command.trace, command.trace_every_step)
+    follow = trace if command.trace is None or leads() else pass_by
     with running(command.engine, command.report) as (engine, watch):
-        report = engine.render(request, command.output, output, watch, trace)
+        report = engine.render(request, command.output, output, watch, follow)
     if trace is not None:
         trace.finish(report)
     return tell(report, command.report)
@@ -156,15 +176,24 @@ def decode(command: Decode) -> int:
 @contextmanager
 def running(flags: EngineFlags, report: ReportFlags) -> Iterator[tuple[Engine, Watch]]:
     """An engine, and the watch of its run: it shows progress, and hears signals."""
-    from .engine import Engine
     from .progress import progress
     from .stopping import Stopping
+    from .watch import Event
 
-    config = flags.build()
-    if config.model is None and not config.components:
+    config, speaks = flags.build(), leads()
+    if speaks and config.model is None and not config.components:
         print(f"twinreel: {STAND_IN}", file=sys.stderr)
-    engine = Engine(config)
-    with Stopping(engine.cancel) as stopping, progress(report.quiet) as show:
+    with ExitStack() as stack:
+        shown = progress(report.quiet or not speaks)
+        stack.enter_context(shown)
+        show: Watch = shown
+        start = time.monotonic()
+        show(Event("start", 0, 1, 0.0))
+        from .engine import Engine  # with torch: seconds
+
+        engine = stack.enter_context(closing(Engine(config)))
+        show(Event("start", 1, 1, time.monotonic() - start))
+        stopping = stack.enter_context(Stopping(engine.cancel))
 
         def watch(event: Event) -> None:
             show(event)
@@ -173,8 +202,18 @@ def running(flags: EngineFlags, report: ReportFlags) -> Iterator[tuple[Engine, W
         yield engine, watch
 
 
+def leads() -> bool:
+    """Whether this process speaks: alone, or as rank 0 of a launcher's."""
+    from .launch import seat
+
+    place = seat()
+    return place is None or place.rank == 0
+
+
 def tell(report: dict[str, Any], how: ReportFlags) -> int:
     """Where the file is and what is wrong with it; the exit code."""
+    if not report:
+        return 0  # rank 0 tells it
     warn(report["plan"])
     warn(report)
     warn({"warnings": [report["policy"]["warning"]]} if "warning" in report.get("policy", {}) else {})
@@ -271,7 +310,7 @@ def doctor(command: Doctor) -> int:
     """`twinreel doctor`: every choice, what it would be on this machine, and why. Loads no weight."""
     from .doctor import examine
 
-    facts = examine(command.engine.build())
+    facts = examine(command.engine.build(), command.output)
     if command.report.json:
         put({"ok": True, **facts})
     else:

@@ -14,6 +14,8 @@ if TYPE_CHECKING:
 PRECISIONS = ("auto", "bf16", "fp32")
 VAE_ENCODES = ("fp32", "tf32")
 RESIDENCIES = ("auto", "all", "stages")
+ATTENDS = ("auto", "plain", "packed", "overlapped")
+CONDITIONERS = ("auto", "split", "whole")
 ADALNS = ("auto", "live", "precompute")
 RESIDENT_SHARE = 0.8  # of the free device memory may be weights before `auto` drops parts between stages
 COMPONENTS = ("transformer", "transformer_ref", "text_encoder", "tokenizer", "processor", "video_vae", "audio_vae")
@@ -36,6 +38,13 @@ class EngineConfig:
             `precompute` reads them once for each schedule and keeps tables, same bits; `auto` is `precompute` where
             parts leave the device between stages, otherwise `live`.
         threads: CPU threads; None keeps PyTorch's own count. More or fewer threads may change bits.
+        gpus: ranks, one process a GPU (with `device="cpu"` that many processes on it); it must divide the DiT's heads.
+            None is as many as the launcher (torchrun) started, without one 1.
+        sp, tp: ranks over which the packed rows, and over which heads and feed-forward width are dealt out; their product
+            is `gpus`. None: rows over all where the weights fit, tp for memory.
+        attend: how rows and heads change places where sp > 1: `plain`, `packed` (one kernel normalises, turns and packs),
+            `overlapped` (packed, half of the heads on their way while the other half is computed), or `auto`.
+        conditioner: `split` over ranks by heads, `whole` on each, or `auto`: split as far as its heads go.
         allow_remote: fetch media from http(s) addresses. Whoever sends requests can then make this machine ask any
             address that it can reach.
     """
@@ -50,6 +59,11 @@ class EngineConfig:
     attention: str = "auto"
     adaln: str = "auto"
     threads: int | None = None
+    gpus: int | None = None
+    sp: int | None = None
+    tp: int | None = None
+    attend: str = "auto"
+    conditioner: str = "auto"
     allow_remote: bool = False
 
 
@@ -80,7 +94,8 @@ def check_config(config: EngineConfig) -> None:
             "precision: fp16 is refused: the DiT's residual passes 65,504, fp16's largest; use bf16 or fp32"
         )
     for name, allowed in (
-        ("precision", PRECISIONS), ("vae_encode", VAE_ENCODES), ("residency", RESIDENCIES), ("adaln", ADALNS)
+        ("precision", PRECISIONS), ("vae_encode", VAE_ENCODES), ("residency", RESIDENCIES), ("adaln", ADALNS),
+        ("attend", ATTENDS), ("conditioner", CONDITIONERS),
     ):  # fmt: skip
         value = getattr(config, name)
         if value not in allowed:
@@ -90,6 +105,12 @@ def check_config(config: EngineConfig) -> None:
     for name in config.components:
         if name not in COMPONENTS:
             raise ConfigError(f"components: got {name!r}; use {', '.join(COMPONENTS)}")
+    for name in ("gpus", "sp", "tp"):
+        value = getattr(config, name)
+        if value is not None and (isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= 1024):
+            raise ConfigError(f"{name}: got {value!r}; a whole number from 1, or leave it out")
+    if (config.gpus or 1) > 1 and config.device not in ("auto", "cpu", "cuda"):
+        raise ConfigError(f"device: got {config.device!r} for {config.gpus} ranks; use auto, cuda or cpu")
     if config.threads is not None and (isinstance(config.threads, bool) or not 1 <= config.threads <= 1024):
         raise ConfigError(f"threads: got {config.threads!r}; from 1 to 1024, or leave it out")
 

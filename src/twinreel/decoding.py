@@ -12,9 +12,9 @@ import torch
 from torch import Tensor
 
 from .config import set_flags
-from .latents import Latents
+from .media.pixels import quantise
+from .output.latents import Latents
 from .parts import Parts
-from .pixels import quantise
 from .watch import Stages
 
 T = TypeVar("T")
@@ -41,6 +41,8 @@ class Attempts:
         batch = parts.choices.tile_batch
         self._parts, self._stages, self._names = parts, stages, names
         self._ways = [Way("as planned", batch), Way("alone in memory", batch), Way("tile by tile", 1, CPU)]
+        if parts.parallel.every.size > 1:
+            del self._ways[1:]  # one rank alone cannot take another way
         self._retries: list[dict[str, Any]] = []
 
     @property
@@ -127,6 +129,7 @@ def _pictures(
                     stages.boundary("frames", {"pixels": pixels}, clips, 0)
                     frames, clips = frames + len(pixels), clips + 1
                     stages.tell(frames, latents.plan.frames, "frames")
+                    stages.gate()
                     yield pixels
             return
         except (RuntimeError, MemoryError) as error:

@@ -17,6 +17,11 @@ class RequestError(TwinreelError):
     def __init__(self, field: str, message: str) -> None:
         super().__init__(f"{field}: {message}")
         self.field = field
+        self._parts = field, message
+
+    def __reduce__(self) -> tuple[type[RequestError], tuple[str, str], dict[str, object]]:
+        """Travels between processes."""
+        return type(self), self._parts, self.__dict__
 
 
 class ConfigError(TwinreelError):

@@ -13,11 +13,11 @@ from typing import Any
 
 from .config import EngineConfig
 from .decoding import decode
-from .latents import Latents, save_latents
-from .media_out import Written, write_media
 from .output import OutputOptions, latents_path
+from .output.latents import Latents, save_latents
+from .output.report import without_private, write_report
+from .output.write import Written, write_media
 from .parts import Parts
-from .report import without_private, write_report
 from .watch import Stages
 
 
@@ -120,9 +120,14 @@ def finish(latents: Latents, parts: Parts, stages: Stages, ending: Ending) -> di
     return report
 
 
+def has_picture(target: Path) -> bool:
+    """Whether a file of that name holds frames."""
+    return target.suffix.lower() != ".wav"
+
+
 def _write(latents: Latents, parts: Parts, stages: Stages, ending: Ending) -> Written:
     plan, output = latents.plan, ending.output
-    picture = ending.target.suffix.lower() != ".wav"
+    picture = has_picture(ending.target)
     seconds = plan.asked_seconds if output.exact_seconds else None
     with closing(decode(latents, parts, stages, picture=picture)) as stream:
         waveform = next(stream)

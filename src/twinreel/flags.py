@@ -7,14 +7,16 @@ can be refused by name; the defaults that then apply are those of `Request` and 
 from __future__ import annotations
 
 import re
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import Annotated, Any, Literal, TypeVar, Union
+from typing import Annotated, Any, Literal, TypeVar, Union, get_args
 
 import tyro
 
 from . import limits
+from .complaint import unknown_command
 from .config import EngineConfig
 from .errors import ConfigError, RequestError
 from .output import FORMATS, LATENTS_SUFFIX, OutputOptions
@@ -164,6 +166,16 @@ class EngineFlags:
     """AdaLN: live, precompute (tables for the request's timesteps, same bits, 13 billion parameters less) or auto."""
     threads: Optional[int] = EngineConfig.threads
     """CPU threads; the count can change the last bits of CPU results."""
+    gpus: Optional[int] = EngineConfig.gpus
+    """Ranks: one process a GPU, or with --device cpu that many on it. Under torchrun leave it out."""
+    sp: Optional[int] = EngineConfig.sp
+    """Ranks over which the rows are dealt out. Default: all, where the weights fit."""
+    tp: Optional[int] = EngineConfig.tp
+    """Ranks over which heads and feed-forward width are dealt out: to save memory."""
+    attend: str = EngineConfig.attend
+    """How rows and heads change places between ranks: plain, packed, overlapped or auto."""
+    conditioner: str = EngineConfig.conditioner
+    """The conditioner on several ranks: split by heads, whole on each, or auto."""
     allow_remote: bool = EngineConfig.allow_remote
     """Fetch media from http(s) addresses: whoever writes the request then chooses what this machine asks for."""
 
@@ -178,7 +190,8 @@ class EngineFlags:
                 raise ConfigError(f"--component {name} was given twice; keep one")
             components[name] = path
         same = (
-            "device", "precision", "vae_encode", "residency", "ops", "attention", "adaln", "threads", "allow_remote"
+            "device", "precision", "vae_encode", "residency", "ops", "attention", "adaln", "threads", "gpus", "sp", "tp",
+            "attend", "conditioner", "allow_remote",
         )  # fmt: skip
         return EngineConfig(
             model=self.model,
@@ -248,7 +261,7 @@ class Generate:
 
 @dataclass(frozen=True)
 class Decode:
-    """Finish an interrupted run from the latents it has kept; they are removed once the file has been read back."""
+    """Finish an interrupted run from the latents it has kept; they go once the file is read back."""
 
     latents: tyro.conf.Positional[Path]
     """The file NAME.latents.safetensors."""
@@ -278,7 +291,7 @@ class Plan:
 
 @dataclass(frozen=True)
 class Verify:
-    """Check a folder of weights: names, shapes, dtypes, byte totals, finite values, and hashes against a manifest."""
+    """Check a folder of weights: names, shapes, dtypes, bytes, finite values, hashes of a manifest."""
 
     path: tyro.conf.Positional[Path]
     """Folder of the weights."""
@@ -289,10 +302,21 @@ class Verify:
 
 @dataclass(frozen=True)
 class Doctor:
-    """Say what this machine would use for every choice, and why."""
+    """Say what this machine would use for every choice, why, and what each missing part costs."""
 
+    output: Annotated[
+        Path, tyro.conf.arg(aliases=["-o"], help="Where you would write: the folder whose free space is asked.")
+    ] = Path("out.mp4")
     engine: EngineFlags = field(default_factory=EngineFlags)
     report: ReportFlags = field(default_factory=ReportFlags)
+
+
+@dataclass(frozen=True)
+class Completion:
+    """Print a shell's completion script, as in: eval "$(twinreel completion bash)"."""
+
+    shell: tyro.conf.Positional[Literal["bash", "zsh"]]
+    """The shell."""
 
 
 Command = (
@@ -301,17 +325,23 @@ Command = (
     | Annotated[Plan, tyro.conf.subcommand("plan")]
     | Annotated[Verify, tyro.conf.subcommand("verify")]
     | Annotated[Doctor, tyro.conf.subcommand("doctor")]
+    | Annotated[Completion, tyro.conf.subcommand("completion")]
 )
 
 
 def parse(words: Sequence[str] | None, more: Sequence[Any] = ()) -> Any:
     """The command of `words` (None: the process's own), one of `Command` and `more`. A bad flag prints its reason and
     ends the process with 2."""
+    words = sys.argv[1:] if words is None else words
+    known = [get_args(item)[1].name for item in (*get_args(Command), *more)]
+    if words and not words[0].startswith("-") and words[0] not in known:
+        print(unknown_command(words[0], known), file=sys.stderr)
+        raise SystemExit(2)
     return tyro.cli(
         Union[(Command, *more)],  # type: ignore[call-overload]  # noqa: UP007
         prog="twinreel",
         args=words,
-        description="Video and its stereo sound from MiniMax H3 weights.",
+        description="Video and its stereo sound from MiniMax H3 weights. twinreel --version prints the version.",
         config=(
             tyro.conf.OmitArgPrefixes,
             tyro.conf.OmitSubcommandPrefixes,

@@ -22,6 +22,7 @@ from .models.text_encoder import TextEncoder
 from .models.video_decoder import VideoDecoder
 from .models.video_encoder import VideoEncoder
 from .parallel import Parallel
+from .parallel.team import Team
 from .presentation import load_tokenizer
 from .spec import Spec
 from .watch import Stages
@@ -33,11 +34,13 @@ class Parts:
     """Everything a request needs that outlives it. `parts[name]` is a loaded module."""
 
     def __init__(
-        self, checkpoint: Checkpoint, spec: Spec, choices: Choices, residency: str, cache: Cache | None = None
-    ) -> None:
+        self, checkpoint: Checkpoint, spec: Spec, choices: Choices, residency: str, cache: Cache | None = None,
+        *, parallel: Parallel | None = None,
+    ) -> None:  # fmt: skip
         self.checkpoint, self.spec, self.choices = checkpoint, spec, choices
-        self.cache: Cache = cache or Forgetful()
-        self.parallel = Parallel.single()
+        self.cache: Cache = Forgetful() if cache is None else cache
+        self.parallel = parallel or Parallel.single()
+        self.team = Team(self.parallel.control)
         self.residency, self.residency_why = self._choose(residency)
         self.adaln, self.adaln_why = self._choose_adaln(choices.adaln)
         self._modules: dict[str, Any] = {}
@@ -73,8 +76,10 @@ class Parts:
         if missing:
             with stages.stage("load", len(missing)):
                 for i, name in enumerate(missing):
-                    self._modules[name] = self._load(name)
+                    stages.tell(i, len(missing), name)
+                    self._modules[name] = self.team.together(partial(self._load, name))
                     stages.tell(i + 1, len(missing), name)
+                    stages.gate()
         try:
             yield
         finally:
@@ -106,11 +111,11 @@ class Parts:
         if kind == "modulation":
             return LiveModulation(spec.dit, dtype)
         if kind == "text_encoder":
-            return TextEncoder(spec.text, dtype)
+            return TextEncoder(spec.text, dtype, self.parallel.text)
         if kind == "video_encoder":
-            return VideoEncoder(spec.video)
+            return VideoEncoder(spec.video, self.parallel.every)
         if kind == "video_decoder":
-            return VideoDecoder(spec.video, self.choices.vae_compute)
+            return VideoDecoder(spec.video, self.choices.vae_compute, self.parallel.every)
         return AudioEncoder(spec.audio) if kind == "audio_encoder" else AudioDecoder(spec.audio)
 
     def _tabulate(self, name: str) -> PrecomputedModulation:
@@ -119,7 +124,8 @@ class Parts:
             stream_part, self.checkpoint, self.spec, name, device=self.choices.device, dtype=self.choices.dtype
         )
         version = partial(fingerprint, component)
-        return PrecomputedModulation(self.spec.dit, self.choices.dtype, self.choices.device, source, version)
+        dit, choices = self.spec.dit, self.choices
+        return PrecomputedModulation(dit, choices.dtype, choices.device, source, version, parallel=self.parallel)
 
     def _choose_adaln(self, adaln: str) -> tuple[str, str]:
         """`auto` spends memory on the projections only where everything stays loaded anyway."""
@@ -137,6 +143,7 @@ class Parts:
         free, _ = torch.cuda.mem_get_info(self.choices.device)
         tables = self.choices.adaln == "precompute"
         names = [name for name in self.names if not (tables and name.startswith("modulation:"))]
-        need = sum(stored_bytes(self.spec, name) for name in names)
+        ranks = {"dit": self.parallel.tp.size, "text_encoder": self.parallel.text.size}
+        need = sum(stored_bytes(self.spec, name) // ranks.get(name.partition(":")[0], 1) for name in names)
         fits = need <= free * RESIDENT_SHARE
         return ("all" if fits else "stages"), f"auto: {need / 2**30:.1f} GiB of weights, {free / 2**30:.1f} GiB free"

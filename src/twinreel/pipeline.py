@@ -15,27 +15,29 @@ from .conditioning import Wanted
 from .config import set_flags
 from .denoise import VelocityAt, Vote, denoise
 from .errors import RequestError
-from .latents import Latents
-from .layout import PackedLayout, build_layout, unpatchify
+from .layout import PackedLayout, Shard, build_layout, shard, shard_sizes, unpatchify
 from .limits import clip_frames
-from .media_in import prepare, read_source
+from .media.pixels import normalise
+from .media.read import prepare, read_source
+from .media.remote import fetched
 from .models.dit import DiT, make_row_state
 from .models.modulation import Modulation, StepRows, step_rows
 from .noise import ConditionLatents, Rows, initial_rows, sample_posterior
+from .output.latents import Latents
 from .parts import Parts
-from .pixels import normalise
 from .plan import Plan, describe_plan, make_plan
 from .policies import Setting, make_policy
 from .policy import StepPolicy
 from .policy_options import parse_policy
 from .presentation import Prompt, present, vision_patches
-from .remote import fetched
 from .request import Keyframe, Reference, Request, check_request
 from .schedule import Sigmas, make_sigmas, step_timesteps
 from .sources import Prepared, Source
 from .spec import AUDIO_CHANNELS, Spec
 from .watch import Stages
 from .weights.fingerprint import fingerprint
+
+Tell = Callable[[int, int, str], None]  # done, of how many, what: `Stages.tell`
 
 
 @dataclass(frozen=True)
@@ -62,17 +64,20 @@ def sample(
     request: Request, parts: Parts, stages: Stages, vote: Vote, *, planned: Callable[[Plan], None] | None = None
 ) -> Latents:
     """Everything up to the latents. Raises RequestError before any weight is loaded; `planned` may raise one more."""
+    team = parts.team
     with stages.stage("read"):
-        settled = settle(request, parts)
-        if planned is not None:
-            planned(settled.plan)
-        policy = make_policy(parse_policy(request.policy), policy_setting(settled, parts))
+        settled = team.first(partial(settle, request, parts, planned, stages.tell))
+        part = shard(settled.layout, parts.parallel.sp.size, parts.parallel.sp.rank)
+        options = parse_policy(request.policy)
+        policy = team.together(lambda: make_policy(options, policy_setting(settled, part, parts)))
+        stages.gate()
     for name, values in settled.boundaries():
         stages.boundary(name, values)
     encoded = encode(settled, parts, stages)
     rows = initial_rows(settled.plan, encoded.conditions, parts.spec)
     stages.boundary("noise", vars(rows))
-    rows, denoise_flags, adaln = run_steps(settled, rows, encoded.text, parts, stages, vote=vote, policy=policy)
+    work = Work(settled, part, encoded.text, policy, vote)
+    rows, denoised = run_steps(work, rows, parts, stages)
     video, audio = split_latents(rows, settled.layout, settled.plan, parts.spec)
     stages.boundary("latents", {"video": video, "audio": audio})
     sigmas = settled.sigmas
@@ -81,31 +86,45 @@ def sample(
         "sigmas": {"video": sigmas.video.sigmas.tolist(), "audio": sigmas.audio.sigmas.tolist()},
         "rows": [vars(segment) for segment in settled.layout.segments],
         "policy": policy.report(),
-        "adaln": adaln,
+        "adaln": denoised["adaln"],
         "conditioning": encoded.cache,
-        "flags": {"encode": encoded.flags, "denoise": denoise_flags},
+        "flags": {"encode": encoded.flags, "denoise": denoised["flags"]},
     }
+    if parts.parallel.control.size > 1:
+        mine = {"stages": stages.records, "communication": {"encode": encoded.costs, **denoised["communication"]}}
+        facts["ranks"] = parts.parallel.control.tell_all(mine)
     return Latents(settled.plan, video, audio, facts)
 
 
-def settle(request: Request, parts: Parts) -> Settled:
+def settle(
+    request: Request, parts: Parts, planned: Callable[[Plan], None] | None = None, tell: Tell | None = None
+) -> Settled:
     """Check, read, plan, present and lay out `request`. Raises RequestError; loads no weight."""
     spec = parts.spec
     check_request(request, spec, allow_remote=parts.choices.allow_remote)
     with fetched(request) as local:
-        sources = read_sources(local, spec)
+        sources = read_sources(local, spec, tell)
     plan = make_plan(request, spec, sources)
+    if planned is not None:
+        planned(plan)
     inputs = prepare(plan, sources)
     prompt = present(plan, inputs, parts.tokenizer, spec)
     return Settled(plan, inputs, prompt, build_layout(plan, prompt.tags, spec), plan_sigmas(plan))
 
 
-def read_sources(request: Request, spec: Spec) -> tuple[Source, ...]:
-    """The request's media in order, keyframes before references. Raises RequestError naming the field."""
+def read_sources(request: Request, spec: Spec, tell: Tell | None = None) -> tuple[Source, ...]:
+    """The request's media in order, keyframes before references; `tell` hears of each. RequestError names the field."""
     items: list[tuple[str, Keyframe | Reference]] = [(f"keyframes[{i}]", k) for i, k in enumerate(request.keyframes)]
     items += [(f"references[{i}]", item) for i, item in enumerate(request.references)]
     most = int(clip_frames(spec).high)
-    return tuple(read_source(item, spec, most, where) for where, item in items)
+    sources: list[Source] = []
+    for i, (where, item) in enumerate(items):
+        if tell is not None:
+            tell(i, len(items), where)
+        sources.append(read_source(item, spec, most, where))
+    if tell is not None and items:
+        tell(len(items), len(items), items[-1][0])
+    return tuple(sources)
 
 
 def plan_sigmas(plan: Plan) -> Sigmas:
@@ -116,9 +135,9 @@ def plan_sigmas(plan: Plan) -> Sigmas:
         raise RequestError("shifts", str(error)) from None
 
 
-def policy_setting(settled: Settled, parts: Parts) -> Setting:
-    """What the step policy may know; its ballots are agreed on over both axes."""
-    plan, layout, sigmas = settled.plan, settled.layout, settled.sigmas
+def policy_setting(settled: Settled, part: Shard, parts: Parts) -> Setting:
+    """What the step policy of this rank's rows may know; its ballots are agreed on over both axes."""
+    plan, sigmas = settled.plan, settled.sigmas
 
     def identity() -> dict[str, Any]:
         weights = fingerprint(parts.checkpoint.component("dit", plan.partition))
@@ -128,8 +147,8 @@ def policy_setting(settled: Settled, parts: Parts) -> Setting:
     return Setting(
         sigmas.video.sigmas.tolist(),
         sigmas.audio.sigmas.tolist(),
-        layout.condition_video,
-        layout.condition_audio,
+        part.layout.condition_video,
+        part.layout.condition_audio,
         agree=lambda ballot: parts.parallel.tp.vote(parts.parallel.sp.vote(ballot)),
         identity=identity,
     )
@@ -137,12 +156,14 @@ def policy_setting(settled: Settled, parts: Parts) -> Setting:
 
 @dataclass(frozen=True)
 class Encoded:
-    """Prompt embeddings [L, text_dim] on the device, condition latents on CPU; the flags set; hits of the cache."""
+    """Prompt embeddings [L, text_dim] on the device, condition latents on CPU; the flags set; hits of the cache; what
+    the ranks' exchange cost."""
 
     text: Tensor
     conditions: ConditionLatents
     flags: dict[str, Any]
     cache: dict[str, int]
+    costs: dict[str, Any]
 
 
 def encode(settled: Settled, parts: Parts, stages: Stages) -> Encoded:
@@ -154,8 +175,10 @@ def encode(settled: Settled, parts: Parts, stages: Stages) -> Encoded:
     with parts.resident(stages, *dict.fromkeys(missing)), stages.stage("encode", len(wanted)):
         values = []
         for i, (item, value) in enumerate(zip(wanted, found, strict=True)):
+            stages.tell(i, len(wanted), item.note)
             values.append(item.make() if value is None else value)
             stages.tell(i + 1, len(wanted), item.note)
+            stages.gate()
     parts.cache.keep(wanted, values, parts)
     made = list(zip((item.part for item in wanted), values, strict=True))
     visual = tuple(value for part, value in made if part == "video_encoder")
@@ -164,7 +187,13 @@ def encode(settled: Settled, parts: Parts, stages: Stages) -> Encoded:
     named = ("visual", visual), ("sound", sound)
     stages.boundary("conditions", {f"{kind}.{i}": value for kind, group in named for i, value in enumerate(group)})
     hits = {"hits": len(wanted) - len(missing), "misses": len(missing)}
-    return Encoded(values[0], ConditionLatents(visual, sound), flags, hits)
+    return Encoded(values[0], ConditionLatents(visual, sound), flags, hits, lap(parts))
+
+
+def lap(parts: Parts) -> dict[str, Any]:
+    """What this rank's collectives have cost since the last lap; nothing for a rank alone."""
+    meter = parts.parallel.every.meter
+    return {} if meter is None else meter.lap()
 
 
 def wanted_text(prompt: Prompt, parts: Parts) -> Wanted:
@@ -211,17 +240,35 @@ def _column(values: tuple[float, ...], dims: int) -> Tensor:
     return torch.tensor(values, dtype=torch.float32).view(1, -1, *[1] * (dims - 2))
 
 
-def run_steps(
-    settled: Settled, rows: Rows, text: Tensor, parts: Parts, stages: Stages, *, vote: Vote, policy: StepPolicy
-) -> tuple[Rows, dict[str, Any], dict[str, Any]]:
-    """Denoise on the device; rows come back to the CPU, with the flags set and what was done about AdaLN."""
+@dataclass(frozen=True)
+class Work:
+    """What the steps of a request run on: this rank's rows, the prompt's embeddings, the policy and the vote."""
+
+    settled: Settled
+    part: Shard
+    text: Tensor
+    policy: StepPolicy
+    vote: Vote
+
+
+def run_steps(work: Work, rows: Rows, parts: Parts, stages: Stages) -> tuple[Rows, dict[str, Any]]:
+    """Denoise on the device; all rows come back to the CPU, with the flags set, what was done about AdaLN, and what each
+    step's exchange cost."""
     flags = set_flags("denoise", parts.choices)
+    settled, part, sp = work.settled, work.part, parts.parallel.sp
     layout, sigmas, partition = settled.layout, settled.sigmas, settled.plan.partition
     names = f"dit:{partition}", f"modulation:{partition}"
+    sizes = shard_sizes(layout, sp.size)
+    costs: list[dict[str, Any]] = []
+
+    def whole(own: Rows) -> Rows:
+        return Rows(*(sp.join(x, size) for x, size in zip(vars(own).values(), sizes, strict=True)))
 
     def watched_vote(step: int, velocity: Rows) -> None:
-        vote(step, velocity)
-        stages.boundary("velocity", vars(velocity), step, sigmas.calls)
+        work.vote(step, velocity)
+        costs.append(lap(parts))
+        if stages.followed:
+            stages.boundary("velocity", vars(whole(velocity)), step, sigmas.calls)
         stages.tell(step + 1, sigmas.calls)
 
     with parts.resident(stages, *names):
@@ -229,24 +276,28 @@ def run_steps(
         steps = [step_timesteps(layout, sigmas, step) for step in range(sigmas.calls)]
         adaln = modulation.prepare([timesteps for timesteps, _ in steps], stages)
         with stages.stage("denoise", sigmas.calls):
-            velocity_at = predictor(dit, modulation, text, layout, steps)
-            rows, move = rows.to(parts.choices.device), parts.choices.ops.euler
-            rows = denoise(rows, layout, sigmas, velocity_at, policy, watched_vote, move=move).to("cpu")
-    return rows, flags, adaln
+            velocity_at = predictor(dit, modulation, work.text, part, steps)
+            own, move = Rows(rows.video[part.video], rows.audio[part.audio]), parts.choices.ops.euler
+            own = own.to(parts.choices.device)
+            own = denoise(own, part.layout, sigmas, velocity_at, work.policy, watched_vote, move=move)
+            rows = whole(own).to("cpu")
+    after = {"denoise": costs, "gather": lap(parts)}
+    return rows, {"flags": flags, "adaln": adaln, "communication": after}
 
 
 def predictor(
-    dit: DiT, modulation: Modulation, text: Tensor, layout: PackedLayout, steps: Sequence[tuple[Tensor, Tensor]]
+    dit: DiT, modulation: Modulation, text: Tensor, part: Shard, steps: Sequence[tuple[Tensor, Tensor]]
 ) -> VelocityAt:
     """The model as a function of step and rows: what does not change over steps is computed here, once a request.
 
-    `steps`: `step_timesteps` of each step; `modulation` is prepared for them.
+    `steps`: `step_timesteps` of each step, of all rows; `modulation` is prepared for them.
     """
-    device = text.device
-    indices = layout.text_indices, layout.video_indices, layout.audio_indices
-    at = make_row_state(layout.positions_S3, layout.tags_S, indices, dit.spec, dit.dtype, device)
-    refined = dit.refine(text)
-    read = static_rows([indices for _, indices in steps], at.tags)
+    device, own = text.device, part.layout
+    indices = own.text_indices, own.video_indices, own.audio_indices
+    at = make_row_state(own.positions_S3, own.tags_S, indices, dit.spec, dit.dtype, device, used=part.used)
+    refined = dit.refine(text)[part.text]
+    # the prompt's first row has the target video's timestep, and so has padding
+    read = static_rows([part.take(rows, int(rows[0])) for _, rows in steps], at.tags)
 
     def velocity_at(step: int, rows: Rows) -> Rows:
         return Rows(*dit(rows.video, rows.audio, refined, at, modulation.step(steps[step][0], read[step])))

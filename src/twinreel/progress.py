@@ -1,14 +1,19 @@
-"""Progress of a run on stderr: a bar by rich on a terminal, plain lines otherwise. Stdout belongs to results."""
+"""Progress of a run on stderr: bars by rich on a terminal, plain lines otherwise. Stdout belongs to results."""
 
 from __future__ import annotations
 
 import sys
+import threading
+import time
+from importlib.util import find_spec
 from types import TracebackType
 from typing import Any, TextIO
 
 from .watch import Event
 
 LINE_EVERY = 5.0  # seconds between plain lines of one stage
+SILENCE = 8.0  # seconds after which a line says that the last unit is still being worked at
+FEW = 20  # a stage of at most so many units has a line for each
 UNITS = {"denoise": "call", "decode": "frame"}
 
 
@@ -24,8 +29,7 @@ def spoken(seconds: float) -> str:
 
 def line(event: Event) -> str:
     """One event as a line, such as `denoise: call 12/49, 1.2 s each, 44.4 s left` or `load: 2 parts in 3.0 s`."""
-    unit = UNITS.get(event.stage, "part")
-    plural = unit if event.total == 1 else f"{unit}s"
+    unit, plural = _units(event)
     note = f" ({event.note})" if event.note and event.note != plural else ""
     if event.done == 0:
         return f"{event.stage}, {event.total} {plural}{note}" if event.stage in UNITS else f"{event.stage}{note}"
@@ -35,40 +39,91 @@ def line(event: Event) -> str:
     return f"{event.stage}: {unit} {event.done}/{event.total}, {event.seconds / event.done:.3g} s each{left}{note}"
 
 
+def still(event: Event, waited: float) -> str:
+    """What to say when nothing was heard for `waited` seconds after `event`: `denoise: still at call 13/49, 12.0 s`."""
+    unit, plural = _units(event)
+    note = f" ({event.note})" if event.note and event.note != plural else ""
+    if 0 < event.total == event.done:
+        return f"{event.stage}: done, still at what follows, {spoken(waited)}"
+    place = f"still at {unit} {event.done + 1}/{event.total}" if event.total > 1 else "still at it"
+    return f"{event.stage}: {place}, {spoken(waited)}{note}"
+
+
+def _units(event: Event) -> tuple[str, str]:
+    unit = UNITS.get(event.stage, "part")
+    return unit, unit if event.total == 1 else f"{unit}s"
+
+
 class Lines:
-    """Plain progress: a line when a stage is first heard of, at its last unit, and every `LINE_EVERY` seconds between.
+    """Plain progress: a line when a stage begins, at its last unit, and every `LINE_EVERY` seconds between, at every
+    unit where they are few; and after `silence` seconds without any, one that says what is still being worked at.
 
     Stages may nest and take turns; each is spoken of on its own clock (`Event.seconds`).
     """
 
-    def __init__(self, stream: TextIO) -> None:
-        self.stream = stream
-        self.spoke: dict[str, float] = {}
+    def __init__(self, stream: TextIO, silence: float = SILENCE) -> None:
+        self.stream, self.silence = stream, silence
+        self._heard: dict[str, Event] = {}  # the last event of each stage
+        self._told: dict[str, Event] = {}  # and the last one that had a line
+        self._last: Event | None = None
+        self._heard_at = self._spoke_at = time.monotonic()
+        self._turn, self._ended = threading.Lock(), threading.Event()
+        self._pulse = threading.Thread(target=self._beat, name="progress", daemon=True)
 
     def __enter__(self) -> Lines:
+        self._pulse.start()
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
-        pass
+        self._ended.set()
+        self._pulse.join()
 
     def __call__(self, event: Event) -> None:
         """Print `event` if it is time to."""
-        last = self.spoke.get(event.stage)
-        finished = 0 < event.total == event.done
-        if last is None or finished or event.done and event.seconds - last >= LINE_EVERY:
-            self.spoke[event.stage] = event.seconds
-            print(line(event), file=self.stream, flush=True)
+        with self._turn:
+            self._last, self._heard_at = event, time.monotonic()
+            if self._is_news(event):
+                self._told[event.stage] = event
+                self._say(line(event))
+            self._heard[event.stage] = event
+
+    def _is_news(self, event: Event) -> bool:
+        heard, told = self._heard.get(event.stage), self._told.get(event.stage)
+        if heard is None or told is None or event.seconds < heard.seconds:  # its clock went back: begun once more
+            return True
+        if event.total == 0:
+            return event.note != told.note
+        if event.done == told.done:
+            return False
+        if event.done == event.total or event.total <= FEW:
+            return True
+        return event.seconds - told.seconds >= LINE_EVERY
+
+    def _beat(self) -> None:
+        while not self._ended.wait(max(0.01, self._spoke_at + self.silence - time.monotonic())):
+            with self._turn:
+                now = time.monotonic()
+                if self._last is not None and now - self._spoke_at >= self.silence:
+                    self._say(still(self._last, now - self._heard_at))
+                elif self._last is None:
+                    self._spoke_at = now
+
+    def _say(self, text: str) -> None:
+        self._spoke_at = time.monotonic()
+        print(text, file=self.stream, flush=True)
 
 
 class Bars:
-    """The same on a terminal: one bar a stage with its units, time and ETA."""
+    """The same on a terminal: one bar a stage with its units, the time it has taken, and what is left."""
 
     def __init__(self, stream: TextIO) -> None:
         from rich.console import Console
-        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
+        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
         told = TextColumn("{task.fields[told]}")
-        columns = (TextColumn("{task.description:>8}"), BarColumn(), MofNCompleteColumn(), told)
+        columns = (
+            TextColumn("{task.description:>8}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), told
+        )  # fmt: skip
         self.bars = Progress(*columns, console=Console(file=stream))
         self.tasks: dict[str, Any] = {}
 
@@ -89,8 +144,8 @@ class Bars:
                 self._fill(task)
         if event.stage not in self.tasks:
             self.tasks[event.stage] = self.bars.add_task(event.stage, total=event.total or None, told="")
-        left = f"{spoken(event.eta)} left" if event.eta else spoken(event.seconds)
-        told = f"{left} {event.note}".rstrip()
+        left = f"{spoken(event.eta)} left" if event.eta else ""
+        told = f"{left} {event.note}".strip()
         self.bars.update(self.tasks[event.stage], completed=event.done, total=event.total or None, told=told)
 
     def _fill(self, task: Any) -> None:
@@ -115,4 +170,4 @@ def progress(quiet: bool, stream: TextIO | None = None) -> Lines | Bars | Quiet:
     stream = sys.stderr if stream is None else stream
     if quiet:
         return Quiet()
-    return Bars(stream) if stream.isatty() else Lines(stream)
+    return Bars(stream) if stream.isatty() and find_spec("rich") else Lines(stream)

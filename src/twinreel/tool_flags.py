@@ -35,11 +35,7 @@ class Compare:
 
 @dataclass(frozen=True)
 class Validate:
-    """Run the same requests under two setups and say exact, close or apart (exit code 1).
-
-    With --against diffusers: one setup against the public implementation, boundary by boundary. With --pareto: every
-    policy and fewer steps against the base, as a plot.
-    """
+    """Run the same requests under two setups and say exact, close or apart (exit code 1)."""
 
     base: Annotated[str, tyro.conf.arg(help=f"The setup that is right. {SETUP}", metavar="SETUP")] = ""
     test: Annotated[str, tyro.conf.arg(help="What differs from the base; the same words.", metavar="SETUP")] = ""
@@ -59,11 +55,11 @@ class Validate:
     matrix: bool = False
     """Also run the test's features and the test's policy alone."""
     against: Optional[str] = None
-    """diffusers: the public implementation instead of --test."""
+    """diffusers: one setup against the public implementation, boundary by boundary, instead of --test."""
     model: Optional[str] = None
     """Folder of the weights, the same as model= in --base."""
     pareto: Annotated[Path | None, tyro.conf.arg(metavar="FILE.svg", help_behavior_hint="")] = None
-    """SVG to draw instead of a verdict; a table goes to stdout."""
+    """SVG to draw instead of a verdict: every policy, and fewer steps, against the base. A table goes to stdout."""
     output: Annotated[Path | None, tyro.conf.arg(aliases=["-o"], help_behavior_hint="")] = None
     """JSON file to write."""
     report: ReportFlags = field(default_factory=ReportFlags)

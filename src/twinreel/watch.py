@@ -48,11 +48,18 @@ def pass_by(name: str, values: Mapping[str, Any], part: int = 0, parts: int = 1)
 
 
 class Stages:
-    """Times and peak memory of a request's stages, the events that tell of them, and `boundary` for their values."""
+    """Times and peak memory of a request's stages, the events that tell of them, and `boundary` for their values.
 
-    def __init__(self, watch: Watch, device: Any, boundary: Boundary | None = None) -> None:
+    `gate` is called where all ranks pass between two pieces of work; it raises when they are to stop.
+    """
+
+    def __init__(
+        self, watch: Watch, device: Any, boundary: Boundary | None = None, gate: Callable[[], None] | None = None
+    ) -> None:
         self._watch, self._device = watch, device
         self.boundary: Boundary = boundary or pass_by
+        self.followed = boundary is not None
+        self.gate: Callable[[], None] = gate or (lambda: None)
         self.records: dict[str, dict[str, float]] = {}
         self._stage, self._start = "", 0.0
 

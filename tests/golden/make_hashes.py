@@ -28,7 +28,7 @@ def requests() -> dict[str, Request]:
     """The three requests, their media from a fixed generator."""
     rng = np.random.default_rng(2)
     picture = Picture(rng.integers(0, 256, (70, 100, 3), dtype=np.uint8))
-    sound = Sound((0.1 * rng.standard_normal((2, 16_000))).astype(np.float32), 32_000)
+    sound = Sound((0.1 * rng.standard_normal((2, 32_000))).astype(np.float32), 32_000)
     clip = Clip(rng.integers(0, 256, (24, 64, 64, 3), dtype=np.uint8), 24.0, sound)
     references = (Reference("image", picture), Reference("video", clip), Reference("audio", sound))
     return {

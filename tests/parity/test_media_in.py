@@ -13,9 +13,9 @@ from diffusers.modular_pipelines.minimax_h3.before_encoder import (  # noqa: E40
     MiniMaxH3Ref2VASetupStep as Oracle,
 )
 
-from twinreel.fit import prepare  # noqa: E402
-from twinreel.media_in import read_source  # noqa: E402
-from twinreel.pixels import normalise, quantise  # noqa: E402
+from twinreel.media.fit import prepare  # noqa: E402
+from twinreel.media.pixels import normalise, quantise  # noqa: E402
+from twinreel.media.read import read_source  # noqa: E402
 from twinreel.plan import make_plan  # noqa: E402
 from twinreel.request import Reference, Request  # noqa: E402
 from twinreel.sources import Clip, Sound  # noqa: E402

@@ -24,7 +24,7 @@ from transformers import Qwen3VLForConditionalGeneration  # noqa: E402
 
 from denoise_oracle import oracle_latents  # noqa: E402
 from twinreel import Clip, Engine, EngineConfig, Keyframe, Picture, Reference, Request, Sound  # noqa: E402
-from twinreel.media_in import prepare  # noqa: E402
+from twinreel.media.read import prepare  # noqa: E402
 from twinreel.noise import ConditionLatents  # noqa: E402
 from twinreel.pipeline import read_sources  # noqa: E402
 from twinreel.plan import make_plan  # noqa: E402
@@ -61,7 +61,8 @@ class Oracle:
         inputs = prepare(plan, sources)
         prompt = present(plan, inputs, engine.parts.tokenizer, spec)
         vision = {}
-        for kind, pixels, grid in (("image", "pixel_values", "image_grid_thw"), ("video", "pixel_values_videos", "video_grid_thw")):  # fmt: skip
+        names = (("image", "pixel_values", "image_grid_thw"), ("video", "pixel_values_videos", "video_grid_thw"))
+        for kind, pixels, grid in names:
             seen = [v for v in prompt.visions if v.kind == kind]
             if seen:
                 vision[pixels] = torch.cat([vision_patches(v, spec.processor) for v in seen])

@@ -216,5 +216,3 @@ def _blank(plan: Plan) -> tuple[Prepared, ...]:
         return None if condition.kind == "audio" else np.zeros(shape, dtype=np.uint8)
 
     return tuple(Prepared(frames(condition), None) for condition in plan.conditions)
-
-

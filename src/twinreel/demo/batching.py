@@ -134,7 +134,10 @@ def batch_layout(
 def _wide(rope: Rope, head_dim: int) -> Rope:
     """cos and sin [S, R] -> what multiplies a head and its swapped halves, [S, 1, d] each."""
     (cos, sin), rest = rope, head_dim - 2 * rope[0].shape[-1]
-    tables = (F.pad(torch.cat((cos, cos), dim=-1), (0, rest), value=1.0), F.pad(torch.cat((-sin, sin), dim=-1), (0, rest)))
+    tables = (
+        F.pad(torch.cat((cos, cos), dim=-1), (0, rest), value=1.0),
+        F.pad(torch.cat((-sin, sin), dim=-1), (0, rest)),
+    )
     return tables[0][:, None], tables[1][:, None]
 
 
@@ -176,7 +179,8 @@ def encode_prompts(encoder: TextEncoder, ids_BL: Tensor, at: PromptLayout, sight
         seen = [see(encoder.visual, sight) for sight in sights]
         merged, *levels = (torch.cat(parts, dim=1) for parts in zip(*seen, strict=True))
         x_BLD = x_BLD.index_copy(1, at.pads, merged)
-    for index, layer in enumerate(encoder.language_model.layers):
+    layers: Any = encoder.language_model.layers
+    for index, layer in enumerate(layers):
         x_BLD = x_BLD + _attend(layer.self_attn, layer.input_layernorm(x_BLD), at.rope)
         x_BLD = x_BLD + layer.mlp(layer.post_attention_layernorm(x_BLD))
         if index < len(levels):

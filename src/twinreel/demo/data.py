@@ -72,17 +72,17 @@ class WindowPool:
 class SoundPool:
     """Mono stretches of scenes' sound, most of them with something to hear in them."""
 
-    def __init__(self, count: int, device: torch.device, first_seed: int = 0, chunk: int = 64) -> None:
-        parts = []
+    def __init__(self, count: int, device: torch.device, first_seed: int = 0, clicks: float = 0.0) -> None:
+        parts, chunk = [], 64
         for begin in range(0, count, chunk):
-            seeds = range(first_seed + begin, first_seed + min(begin + chunk, count))
-            parts.append(render_audio([sample_scene(seed) for seed in seeds], device).flatten(0, 1))
+            scenes = [_scene_heard(first_seed + i, clicks) for i in range(begin, min(begin + chunk, count))]
+            parts.append(render_audio(scenes, device).flatten(0, 1))
         self.sounds = torch.cat(parts)
         self.sounds = self.sounds[self.sounds.abs().amax(1) > 0.02]
 
     def draw(self, batch: int, samples: int) -> Tensor:
-        """float32 [batch, samples]: of six candidates an example the first loud one, with a gain of its own."""
-        tries, device = 6, self.sounds.device
+        """float32 [batch, samples]: of sixteen candidates an example the first loud one, with a gain of its own."""
+        tries, device = 16, self.sounds.device
         rows = torch.randint(len(self.sounds), (batch, 1), device=device)
         starts = torch.randint(self.sounds.shape[1] - samples, (batch, tries), device=device)
         index = starts[..., None] + torch.arange(samples, device=device)
@@ -92,6 +92,13 @@ class SoundPool:
         loud[:, -1] = True
         chosen = found[torch.arange(batch, device=device), loud.int().argmax(1)]
         return chosen * (0.5 + 0.6 * torch.rand(batch, 1, device=device))
+
+
+def _scene_heard(seed: int, clicks: float) -> Scene:
+    """A scene for its sound; a share of `clicks` is made to click, as clicks are short and easily drowned."""
+    if random.Random(f"heard-{seed}").random() < clicks:
+        return sample_scene(seed, motion="bounce", sound="click")
+    return sample_scene(seed)
 
 
 # ---- scenes as latents ----------------------------------------------------------------------------------------------
@@ -109,8 +116,7 @@ def encode_video(encoder: VideoEncoder, pixels_BFHWC: Tensor, clips: int = 64) -
 
     def means(part_BFHWC: Tensor) -> Tensor:
         out = [
-            moments(encoder, normalise(piece, dtype))[:, : spec.latent_channels]
-            for piece in part_BFHWC.split(clips)
+            moments(encoder, normalise(piece, dtype))[:, : spec.latent_channels] for piece in part_BFHWC.split(clips)
         ]
         return torch.cat(out)
 
@@ -195,10 +201,8 @@ class Encoders:
     audio_spec: AudioVAESpec
 
 
-def fill_shelf(
-    scenes: Sequence[Scene], encoders: Encoders, device: torch.device, clips: int, chunk: int = 16
-) -> Shelf:
-    """Render and encode scenes of one canvas and length; the first `clips` of them get a video reference too."""
+def fill_shelf(scenes: Sequence[Scene], encoders: Encoders, device: torch.device, clips: int, chunk: int = 16) -> Shelf:
+    """Render and encode scenes of one canvas and length; at least the first `clips` get a video reference too."""
     half = torch.float16
     columns: dict[str, list[Tensor]] = {}
 
@@ -220,10 +224,11 @@ def fill_shelf(
         alone = torch.stack([render_reference_sound(thing, device, REFERENCE_SECONDS) for thing in things])
         keep(video=rows(pixels), last=rows(ends[:, 1:]), ends=ends, picture=rows(stills), pictures=stills)
         keep(audio=sounds(render_audio(part, device)), sound=sounds(alone))
-        if begin < max(clips, 1):
+        if begin < clips:
             films = render_video([reference_scene(s.things[0], s.seed) for s in part], device)
             keep(clip=rows(films), clips=films[:, ::12])
-    first = scenes[0]
+    first, nothing = scenes[0], [torch.empty(0, device=device)]
+    columns = {"clip": nothing, "clips": nothing} | columns
     return Shelf(
         scenes=tuple(scenes),
         latents=num_latents(first.frames, encoders.video_spec),

@@ -77,7 +77,9 @@ class _NormSilu(torch.autograd.Function):
         count = x.shape[1] * x.shape[2] // groups
 
         def per_group(sums_NC: Tensor) -> Tensor:
-            return sums_NC.unflatten(1, (groups, -1)).sum(2, keepdim=True).expand(-1, -1, x.shape[2] // groups).flatten(1)
+            return (
+                sums_NC.unflatten(1, (groups, -1)).sum(2, keepdim=True).expand(-1, -1, x.shape[2] // groups).flatten(1)
+            )
 
         mean = per_group(x.sum(1, dtype=torch.float32)) / count
         rounded = mean.to(x.dtype)
@@ -131,7 +133,7 @@ def _residual(block: ResBlock, x: Tensor) -> Tensor:
 
 def moments(encoder: VideoEncoder, x_BFHWC: Tensor) -> Tensor:
     """`quant_conv(encoder(x))` of one clip each: [B, F, H, W, 3] in the weights' dtype -> [B, 2C, T, h, w] float32."""
-    cnn = encoder.encoder
+    cnn: Any = encoder.encoder
     x = _conv(cnn.conv_in, x_BFHWC)
     for level in cnn.down:
         for block in level.block:

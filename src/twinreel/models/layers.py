@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -64,5 +65,5 @@ class RowLinear(nn.Linear):
 class Linears:
     """The classes that a block builds its linears from; a quantised pair goes here."""
 
-    column: Callable[..., nn.Module] = ColumnLinear
-    row: Callable[..., nn.Module] = RowLinear
+    column: Callable[..., Any] = ColumnLinear
+    row: Callable[..., Any] = RowLinear

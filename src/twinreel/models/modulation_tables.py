@@ -27,6 +27,8 @@ from twinreel.models.modulation import (
     TimeEmbedder,
     embed_timesteps,
 )
+from twinreel.parallel import Parallel
+from twinreel.parallel.team import Team
 from twinreel.spec import DiTSpec
 
 if TYPE_CHECKING:
@@ -72,14 +74,18 @@ class PrecomputedModulation:
     """A `Modulation` whose projections are read when a schedule is first met. dtype: of the blocks.
 
     Tables are kept by the bits of the schedule's timesteps and by `version` of the weights: at most `ON_DEVICE`
-    schedules on the device, at most `ON_HOST` older ones in host memory.
+    schedules on the device, at most `ON_HOST` older ones in host memory. Several ranks read and make the tables of every
+    so-manieth layer each, whole projections, so that the bits are those of one rank, and gather them once.
     """
 
     def __init__(
-        self, spec: DiTSpec, dtype: torch.dtype, device: torch.device | str, source: Source, version: Callable[[], str]
-    ) -> None:
+        self, spec: DiTSpec, dtype: torch.dtype, device: torch.device | str, source: Source, version: Callable[[], str],
+        *, parallel: Parallel | None = None,
+    ) -> None:  # fmt: skip
         self.spec, self.dtype, self.device = spec, dtype, torch.device(device)
         self._source, self._version = source, version
+        self._ranks = (parallel or Parallel.single()).every
+        self._team = Team((parallel or Parallel.single()).control)
         self._schedules: dict[tuple[str, frozenset[bytes]], Schedule] = {}  # the most recently used last
         self._on_device: set[tuple[str, frozenset[bytes]]] = set()
         self._current: Schedule = {}
@@ -97,7 +103,7 @@ class PrecomputedModulation:
             self._vacate(ON_DEVICE - 1)
         if found is None:
             with stages.stage("load", self.spec.layers + 1) if stages else nullcontext():
-                schedule: Schedule = self._build(steps, stages)
+                schedule: Schedule = self._gathered(self._team.together(lambda: self._build(steps, stages)))
         else:
             schedule = self._schedules[key]
         if found == "host":
@@ -165,8 +171,24 @@ class PrecomputedModulation:
                 (schedule[key].final if layer is None else schedule[key].blocks[layer]).copy_(table)
             done += 1
             if stages:
-                stages.tell(done, layers + 1, "AdaLN tables")
-        assert done == layers + 1, f"{done} of {layers + 1} projections came"
+                stages.tell(min(layers + 1, done * self._ranks.size), layers + 1, "AdaLN tables")
+        expected = len(range(layers)[self._ranks.rank :: self._ranks.size]) + 1
+        assert done == expected, f"{done} of {expected} projections came"
+        return schedule
+
+    def _gathered(self, schedule: Schedule) -> Schedule:
+        """The layers of all ranks."""
+        ranks = self._ranks
+        if ranks.size == 1:
+            return schedule
+        for tables in schedule.values():
+            blocks = tables.blocks
+            own = blocks[ranks.rank :: ranks.size]
+            padded = blocks.new_zeros(-(-len(blocks) // ranks.size), *blocks.shape[1:])
+            padded[: len(own)] = own
+            # [part, rank] back to layers: layer = part * ranks + rank
+            dealt = ranks.all_gather(padded.unsqueeze(1), dim=1).flatten(0, 1)
+            blocks.copy_(dealt[: len(blocks)])
         return schedule
 
     def _embedder(self) -> TimeEmbedder:
@@ -176,8 +198,10 @@ class PrecomputedModulation:
         return embedder
 
     def _projections(self) -> Iterator[tuple[int | None, Tensor, Tensor]]:
-        """(layer, weight, bias) of every projection; None is the output norm's."""
-        for prefix in (BLOCKS, FINAL):
+        """(layer, weight, bias) of every projection that is this rank's to run; None is the output norm's."""
+        ranks, every = self._ranks, range(self.spec.layers)
+        own = [BLOCKS] if ranks.size == 1 else [f"{BLOCKS}{layer}." for layer in every[ranks.rank :: ranks.size]]
+        for prefix in (*own, FINAL):
             waiting: dict[str, dict[str, Tensor]] = {}
             for name, tensor in self._source(prefix):
                 stem, _, leaf = name.rpartition(".")

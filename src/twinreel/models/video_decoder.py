@@ -165,9 +165,7 @@ class VideoDecoder(nn.Module):
     gets all frames.
     """
 
-    def __init__(
-        self, spec: VideoVAESpec, compute: torch.dtype = torch.float32, ranks: Axis | None = None
-    ) -> None:
+    def __init__(self, spec: VideoVAESpec, compute: torch.dtype = torch.float32, ranks: Axis | None = None) -> None:
         super().__init__()
         assert 0 < spec.token_drop < spec.clip_latents and tail_frames(spec) > 0, spec
         self.spec, self.compute, self.ranks = spec, compute, ranks or Axis("tiles")

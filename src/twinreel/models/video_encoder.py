@@ -143,7 +143,8 @@ class VideoEncoder(nn.Module):
     def _moments(self, clips: list[Tensor], tile_batch: int) -> Iterator[Tensor]:
         """Mean and log variance of each clip: tiles of pixels in, their moments blended on the latent grid."""
         spec, device = self.spec, self.quant_conv.weight.device
-        grid = split_canvas(*clips[0].shape[-2:], spec.tile, spec.tile_overlap, spec.space)
+        height, width = clips[0].shape[-2:]
+        grid = split_canvas(height, width, spec.tile, spec.tile_overlap, spec.space)
         tiles = map_tiles(
             lambda tile: self.quant_conv(self.encoder(tile)),
             lambda number: clips[number].to(device, torch.float32),

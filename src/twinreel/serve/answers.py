@@ -79,8 +79,14 @@ def add_errors(app: FastAPI, service: Service) -> None:
         service.metrics.refused.labels(json.loads(bytes(made.body))["error"]["type"]).inc()
         return made
 
+    async def unforeseen(request: Request, error: Exception) -> Response:
+        # the cause goes to the log; it may hold what a client should not see
+        service.metrics.refused.labels("internal").inc()
+        return answer(500, "internal", "the server made a mistake; its log says which")
+
     for kind in KNOWN_EDGE:
         app.add_exception_handler(kind, told)
+    app.add_exception_handler(Exception, unforeseen)
 
 
 class Gate:

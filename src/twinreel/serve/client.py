@@ -14,7 +14,7 @@ from typing import Any
 from urllib.parse import quote, urlencode, urlsplit
 
 from ..errors import ConfigError, RequestError, TwinreelError
-from ..report import replacing
+from ..output.report import replacing
 from ..request import Request
 from ..request_json import request_to_json
 from ..watch import Event, Watch, ignore
@@ -22,7 +22,7 @@ from .client_media import Medium, medium_of
 
 ENDED = ("completed", "failed", "cancelled")
 BLOCK = 1 << 18
-TRIES = 5  # of a call whose connection breaks
+TRIES = 4  # of a call whose connection breaks
 Answer = dict[str, Any]
 
 
@@ -200,7 +200,8 @@ class Client:
                     return made
             except (OSError, http.client.HTTPException) as error:
                 fault = error
-                time.sleep(0.2 * 2**attempt)
+                if attempt + 1 < TRIES:
+                    time.sleep(0.2 * 2**attempt)
         raise ServerError(0, f"{self._host} does not answer: {fault}")
 
     def _open(self, method: str, path: str, data: Any = None, headers: Mapping[str, str] | None = None) -> _Answered:

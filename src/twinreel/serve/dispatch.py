@@ -42,7 +42,7 @@ class Dispatcher:
 
     def start(self) -> None:
         """Settle what a dead server left, then begin."""
-        recover(self.jobs)
+        recover(self.jobs, self.options.max_starts)
         sweep(self.jobs)
         self._thread.start()
 
@@ -63,7 +63,7 @@ class Dispatcher:
         """Give the running job `drain_seconds`, then put it back; end the engine."""
         self._stop.set()
         self._wake.set()
-        if not self._drained.wait(self.options.drain_seconds):
+        if self.current is not None and not self._drained.wait(self.options.drain_seconds):
             self._checkpoint = True
             current = self.current
             if current is not None:
@@ -101,7 +101,7 @@ class Dispatcher:
 
     def _settle_late(self) -> None:
         try:
-            recover(self.jobs)
+            recover(self.jobs, self.options.max_starts)
             self.cause = None
         except (sqlite3.Error, OSError):
             pass  # the next round tries again
@@ -111,6 +111,7 @@ class Dispatcher:
         while not self._stop.is_set():
             try:
                 self.described = self.runner.start()
+                self.metrics.ranks.set(self.described.get("topology", {}).get("ranks", 1))
                 self.engine, self.cause = "ready", None
                 log.info("engine ready")
                 return True
@@ -216,14 +217,18 @@ def work_of(job: Job, folder: Path, options: ServeOptions) -> Work:
     return Work(job.id, body, str(folder), {"keep_latents": not options.drop_latents, "sizes": sizes})
 
 
-def recover(jobs: Jobs) -> None:
-    """Settle jobs that a dead server left running: finished ones are delivered, the others wait again."""
+def recover(jobs: Jobs, max_starts: int) -> None:
+    """Settle jobs that a dead server left running: finished ones are delivered, the others wait again, or have failed
+    when they were begun `max_starts` times: one of them may be what takes the machine down."""
     for job in jobs.running():
         outcome = finished(jobs.path(job.id))
         if outcome is not None:
             jobs.end(job.id, COMPLETED, outcome=outcome, size=sync_folder(jobs.path(job.id)))
         elif job.cancelling:
             jobs.end(job.id, CANCELLED)
+        elif job.starts >= max_starts:
+            message = f"the server ended {job.starts} times while it ran"
+            jobs.end(job.id, FAILED, error={"kind": "EngineLost", "field": None, "message": message})
         else:
             jobs.put_back(job.id)
 

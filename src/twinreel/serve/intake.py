@@ -14,9 +14,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from ..addresses import MEDIA, PICTURE
 from ..errors import RequestError
 from ..limits import REFERENCES_IN_ALL, check_number, check_text, shown
+from ..media.addresses import MEDIA, PICTURE
 from .fetch import Fetcher
 from .uploads import Form, Limits, Spool, TooLarge, Upload
 

@@ -186,6 +186,11 @@ class Jobs:
             return CANCELLED
         return RUNNING if self._change(job, RUNNING, "cancelling = 1") else None
 
+    def grow(self, job: str, size: int) -> None:
+        """A job that has ended takes `size` bytes more."""
+        with self._lock:
+            self._db.execute("UPDATE jobs SET bytes = bytes + ? WHERE id = ?", (size, job))
+
     def remove(self, job: str) -> bool:
         """Forget a job that has ended; its folder is the caller's to remove. False when it has not, or is unknown."""
         with self._lock:

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ..report import replacing
+from ..output.report import replacing
 
 if TYPE_CHECKING:
     from ..engine import Engine
@@ -56,14 +56,19 @@ class Previewer:
     """
 
     def __init__(self, engine: Engine, folder: Path, sizes: tuple[int, int, int], made: Callable[[str], None]) -> None:
-        spec = engine.parts.spec
+        spec = engine.spec
         frames, width, height = sizes
-        self._rows, self._patch = load_map(Path(engine.parts.checkpoint.path)), spec.dit.patch
+        self._rows, self._patch = load_map(Path(engine.checkpoint.path)), spec.dit.patch
         self._shape = frames, height // spec.video.space, width // spec.video.space
         self._made, self._folder = made, folder
         self._x: Any = None
         self._sigmas: list[float] = []
         self._last = 0.0
+
+    @property
+    def active(self) -> bool:
+        """Whether there is a map."""
+        return self._rows is not None
 
     def boundary(self, name: str, values: Mapping[str, Any], part: int) -> None:
         """Follow the video rows through the steps."""

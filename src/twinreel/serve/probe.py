@@ -110,7 +110,7 @@ def main() -> int:
 
 def check(order: dict[str, Any], specs: dict[str, Spec]) -> dict[str, Any]:
     """Read the media of one request as the engine will, and plan it. Raises RequestError."""
-    from ..media_in import read_source
+    from ..media.read import read_source
 
     spec = _spec(order["model"], specs)
     request = request_from_json(order["body"])
@@ -136,7 +136,7 @@ def write_frames(video: Path, target: Path) -> None:
     import av
 
     from ..output import FRAME_NAME
-    from ..report import replacing
+    from ..output.report import replacing
 
     with replacing(target) as temporary, zipfile.ZipFile(temporary, "w", zipfile.ZIP_STORED) as archive:
         with av.open(str(video)) as container:

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from ..output import OutputOptions, latents_path
-from ..report import replacing, sidecar_path
+from ..output.report import replacing, sidecar_path
 from ..spec import SAMPLE_RATE
 from .runner import outcome_file
 

@@ -37,6 +37,7 @@ from .uploads import Limits, make_room
 
 BUNDLED = "twinreel-bundled"
 ONCE_CHARACTERS = 200
+EXTRACT_SECONDS = 600.0
 
 
 class Unavailable(Exception):
@@ -114,6 +115,7 @@ class Service:
         self.dispatcher = Dispatcher(self.jobs, self.hub, runner, self.metrics, options)
         self.metrics.watch(self.jobs.counts, lambda: self.dispatcher.engine == "ready")
         self.probe, self.fetcher = probe or Probe(), fetcher or Fetcher(options.remote_hosts)
+        self.extractor = Probe(seconds=EXTRACT_SECONDS)  # of its own, so that nobody's request waits for it
         self.room = make_room(self.folder, options.spare_gib * GIB)
         self.limits = Limits(options.upload_mib * MIB, options.megapixels * 1e6, options.idle_seconds, self.room)
         self.stopping = False
@@ -127,6 +129,7 @@ class Service:
         self.refuse_more()
         self.dispatcher.stop()
         self.probe.stop()
+        self.extractor.stop()
         self.jobs.close()
         self._lock.close()
 
@@ -251,11 +254,15 @@ class Service:
         return state == "ready" and cause is None, state, cause
 
     def frames(self, job: Job) -> Path:
-        """The ZIP of a finished job's frames, made when first asked for. Raises RequestError, OSError."""
+        """The ZIP of a finished job's frames, made when first asked for. Raises Unavailable, OSError."""
         target = self.jobs.path(job.id) / "frames.zip"
         if not target.exists():
             self.room()
-            self.probe.frames(self.jobs.path(job.id) / "video.mp4", target)
+            try:
+                self.extractor.frames(self.jobs.path(job.id) / "video.mp4", target)
+            except RequestError as error:
+                raise Unavailable(f"the frames cannot be read: {error}") from None
+            self.jobs.grow(job.id, target.stat().st_size)
         return target
 
     def expires(self, job: Job) -> int | None:

@@ -15,9 +15,9 @@ from python_multipart import MultipartParser
 from python_multipart.exceptions import MultipartParseError
 from python_multipart.multipart import parse_options_header
 
-from ..addresses import HEAD, OTHER, PICTURE, judge
 from ..errors import RequestError
 from ..limits import REFERENCES_IN_ALL
+from ..media.addresses import HEAD, OTHER, PICTURE, judge
 
 JSON_BYTES = 1 << 20  # of a request without its media
 FIELD_BYTES = 64 << 10

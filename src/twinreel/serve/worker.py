@@ -12,7 +12,8 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -92,10 +93,9 @@ class Orders:
         """The next job, when there is one."""
         return self._jobs.get()
 
-    def check(self, turn: int) -> None:
-        """Raise Cancelled when the server asked for it."""
-        if turn == self._cancelled:
-            raise Cancelled("the job was cancelled")
+    def is_cancelled(self, turn: int) -> bool:
+        """Whether the server asked for the end of this job."""
+        return turn == self._cancelled
 
 
 def _hold(lock: Path) -> None:
@@ -129,7 +129,7 @@ def perform(engine: Engine, order: dict[str, Any], orders: Orders, voice: Voice)
     """Run one job to its outcome: from saved latents that can be read, otherwise from its request."""
     folder, request = Path(order["folder"]), request_from_json(order["body"])
     results = Results(folder, order["options"])
-    teller = Teller(order["turn"], orders, voice, results)
+    teller = Teller(partial(orders.is_cancelled, order["turn"]), engine, voice, results)
     target, output = results.target, results.output
     kept = resumable(folder)
     if kept is not None:
@@ -148,20 +148,24 @@ def perform(engine: Engine, order: dict[str, Any], orders: Orders, voice: Voice)
         results.boundary(name, values)
         previewer.boundary(name, values, part)
 
-    report = engine.render(request, target, output, teller, boundary)
+    # from several ranks every boundary travels between processes: worth it for a preview, not for the waveform alone
+    single = engine.describe().get("topology", {}).get("ranks", 1) == 1
+    follow = boundary if single or previewer.active else None
+    report = engine.render(request, target, output, teller, follow)
     teller.say("done", outcome=results.finish(report, resumed=False))
 
 
 class Teller:
     """The watch of a running job: tells the server, and hears it."""
 
-    def __init__(self, turn: int, orders: Orders, voice: Voice, results: Results) -> None:
-        self._turn, self._orders, self._voice, self._results = turn, orders, voice, results
+    def __init__(self, is_cancelled: Callable[[], bool], engine: Engine, voice: Voice, results: Results) -> None:
+        self._is_cancelled, self._engine, self._voice, self._results = is_cancelled, engine, voice, results
         self._last = ("", 0.0)
 
     def __call__(self, event: Event) -> None:
-        """Pass the event on, unless one of the same stage has just been; Cancelled when the server asked for it."""
-        self._orders.check(self._turn)
+        """Pass the event on, unless one of the same stage has just been; cancel when the server asked for it."""
+        if self._is_cancelled():
+            self._engine.cancel()
         if event.stage == "decode":
             self._results.keep_latents()
         now = time.monotonic()

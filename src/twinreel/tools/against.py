@@ -10,7 +10,7 @@ from typing import Any
 
 from ..config import EngineConfig
 from ..errors import ConfigError
-from ..report import versions
+from ..output.report import versions
 from ..watch import Watch, ignore
 from .frozen import FROZEN, Named
 from .trace import MANIFEST, Trace, compare_traces

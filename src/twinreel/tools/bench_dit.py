@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ..layout import PackedLayout, build_layout
+from ..layout import PackedLayout, build_layout, shard
 from ..models.dit import DiT
 from ..models.modulation import LiveModulation, Modulation
 from ..models.modulation_tables import PrecomputedModulation
@@ -121,7 +121,7 @@ def _calls(
         modulation = random_modulation(kind, spec, setting)
         made = modulation.prepare([timesteps for timesteps, _ in steps])
         for table in tables:
-            call = predictor(models[table.name], modulation, text, layout, steps)
+            call = predictor(models[table.name], modulation, text, shard(layout, 1, 0), steps)
             row, out = _time(partial(call, STEP, start), setting)
             outputs.append(out)
             row |= {

@@ -12,8 +12,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..errors import RequestError
-from ..report import hash_file, sidecar_path
-from ..soundtrack import samples_of
+from ..media.soundtrack import samples_of
+from ..output.report import hash_file, sidecar_path
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from ..report import versions
+from ..output.report import versions
 from ..watch import Watch, ignore
 from .frozen import FROZEN, Named
 from .plots import Frame, Point, draw_points

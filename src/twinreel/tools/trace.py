@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import RequestError
-from ..report import replacing
+from ..output.report import replacing
 
 SCHEMA = "twinreel-trace/1"
 MANIFEST = "manifest.json"

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import ConfigError, RequestError
-from ..report import versions
+from ..output.report import versions
 from ..request_json import request_from_json
 from ..spec import Spec
 from ..watch import Watch, ignore

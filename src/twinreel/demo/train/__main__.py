@@ -1,11 +1,11 @@
-"""`python -m twinreel.demo.train PART --folder FOLDER --seconds N`: one resumable piece of training the bundled model."""
+"""`python -m twinreel.demo.train PART --folder FOLDER --seconds N`: one resumable piece of the bundled model's training."""
 
 from __future__ import annotations
 
 import argparse
 from pathlib import Path
 
-PARTS = ("vae", "decoder", "audio", "dit", "export", "evaluate")
+PARTS = ("vae", "decoder", "audio", "audio-decoder", "dit", "export", "evaluate")
 
 
 def main(arguments: list[str] | None = None) -> None:
@@ -38,7 +38,7 @@ def run(options: argparse.Namespace) -> None:
     if device.type == "cuda":
         # Training only: products of float32 tensors in TF32, and the fastest convolution found by trying.
         torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = True
-        torch.backends.cudnn.benchmark = options.part in ("vae", "decoder", "audio")
+        torch.backends.cudnn.benchmark = options.part in ("vae", "decoder", "audio", "audio-decoder")
         torch.backends.cudnn.benchmark_limit = 4
         # cuDNN's attention plans anew for every number of rows, which costs more than its speed brings here.
         torch.backends.cuda.enable_cudnn_sdp(False)
@@ -49,9 +49,12 @@ def run(options: argparse.Namespace) -> None:
     elif options.part == "evaluate":
         from ..evaluate import main as evaluate
 
-        evaluate(options.model or options.folder / "model", options.folder / "evaluation.json", options.count, str(device))
+        evaluate(
+            options.model or options.folder / "model", options.folder / "evaluation.json", options.count, str(device)
+        )
     else:
         trainers = {"vae": video.train, "decoder": video.train_decoder, "audio": audio.train, "dit": dit.train}
+        trainers["audio-decoder"] = audio.train_decoder
         trainers[options.part](recipe, piece, device)
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ...models.audio_decoder import AudioDecoder
@@ -14,11 +13,12 @@ from ...models.convolution import NormedConv
 from ...spec import AudioVAESpec
 from ..data import EVALUATION_SEED, SoundPool
 from ..recipe import AudioRecipe, Recipe
-from .loop import Piece, Run, Weights
+from .loop import Piece, Run, Weights, load_means
 
-STEM = "audio"
+STEM, DECODER_STEM = "audio", "audio-decoder"
+LEAST_LEVEL = 3e-3
 NOISE = 0.03  # added to the means while training, against spreads of about one
-SPECTRA = ((2048, 512), (1024, 256), (512, 128), (128, 32))
+SPECTRA = ((2048, 512), (1024, 256), (512, 128), (128, 32), (64, 16))
 
 
 class AudioVAE(nn.Module):
@@ -47,7 +47,11 @@ def start(vae: AudioVAE) -> None:
     branches of residual units are quiet, the Snakes nearly straight lines."""
     for name, module in vae.named_modules():
         if isinstance(module, NormedConv):
-            fan = module.weight_v[0].numel() if not module.transposed else module.weight_v.shape[0] * module.weight_v.shape[2] / module.stride
+            fan = (
+                module.weight_v[0].numel()
+                if not module.transposed
+                else module.weight_v.shape[0] * module.weight_v.shape[2] / module.stride
+            )
             nn.init.normal_(module.weight_v, std=1.0 / math.sqrt(fan))
             module.weight_g.copy_(module.weight_v.flatten(1).norm(dim=1).view(-1, 1, 1))
             if ".convs2." in name or name.endswith(".block.3"):
@@ -71,13 +75,22 @@ class Spectra:
             if size > out_Bn.shape[-1]:
                 continue
             a, b = (self._magnitude(x, size, hop) for x in (out_Bn, target_Bn))
-            total = total + (a - b).abs().mean() / b.mean().clamp(min=1e-3)
-            total = total + 0.2 * (torch.log(a + 1e-2) - torch.log(b + 1e-2)).abs().mean()
+            every, least = (1, 2), b.mean((1, 2)).clamp(min=1e-2)
+            total = total + (0.5 * (a - b).abs().mean(every) / least).mean()
+            # Ratios where the target is loud: a short sound whose phase is uncertain must not be answered by silence.
+            ratio = (torch.log(a + 1e-3) - torch.log(b + 1e-3)).abs()
+            total = total + 0.3 * ((b * ratio).mean(every) / least).mean()
         return total / len(SPECTRA)
 
     def _magnitude(self, x_Bn: Tensor, size: int, hop: int) -> Tensor:
         z = torch.stft(x_Bn, size, hop, window=self.windows[size], return_complex=True, pad_mode="constant")
         return (torch.view_as_real(z).square().sum(-1) + 1e-8).sqrt()
+
+
+def waveform_loss(out_Bn: Tensor, target_Bn: Tensor) -> Tensor:
+    """L1 of each stretch relative to its own level: relative to a common one, a click is too short to be learnt."""
+    level = target_Bn.abs().mean(1).clamp(min=LEAST_LEVEL)
+    return ((out_Bn - target_Bn).abs().mean(1) / level).mean()
 
 
 def train(recipe: Recipe, piece: Piece, device: torch.device) -> None:
@@ -91,19 +104,51 @@ def train(recipe: Recipe, piece: Piece, device: torch.device) -> None:
     for progress in run:
         target = pool.draw(settings.pace.batch, samples)
         z = vae.encode(target)
-        out = vae.decode(z + NOISE * torch.randn_like(z))
-        level = target.abs().mean()
-        wave = (out - target).abs().mean() / level
-        # The spectra come in gradually: at first only the waveform says which way is up.
-        share = min(1.0, progress / settings.spectral_from)
         # Means keep a spread of about one, so that the noise means the same throughout the run.
         size = (z.square().mean().clamp(min=1e-8).log()).square()
-        loss = wave + settings.spectral * share * spectra(out, target) + 0.01 * size
-        snr = -10 * torch.log10((out - target).square().mean() / target.square().mean())
-        run.learn(loss, wave=wave, snr=snr, ratio=out.square().mean().sqrt() / target.square().mean().sqrt(),
-                  spread=z.std())  # fmt: skip
+        # The spectra come in gradually: at first only the waveform says which way is up.
+        share = settings.spectral * min(1.0, progress / settings.spectral_from)
+        _learn(run, vae, z, target, spectra, share, 0.01 * size)
     weights.use_mean()
     run.log.write(step=run.total, **check(vae, settings, device))
+
+
+def train_decoder(recipe: Recipe, piece: Piece, device: torch.device) -> None:
+    """One piece of the decoder alone, over the frozen encoder: the latents, and so the DiT, stay as they are."""
+    settings = recipe.audio
+    vae = AudioVAE(recipe.spec.audio, device)
+    load_means(piece.folder / f"{STEM}-mean.safetensors", "vae/", vae)
+    vae.encoder.requires_grad_(False)
+    weights = Weights({"decoder": vae.decoder})
+    run = Run(DECODER_STEM, piece, settings.decoder_pace, weights)
+    pool = SoundPool(settings.scenes, device, 700_000 + run.total * 10_000, settings.decoder_clicks)
+    spectra, samples = Spectra(device), settings.decoder_window * vae.hop
+    for _ in run:
+        target = pool.draw(settings.decoder_pace.batch, samples)
+        with torch.no_grad():
+            z = vae.encode(target)
+        _learn(run, vae, z, target, spectra, 1.0, z.new_zeros(()), settings.decoder_wave)
+    weights.use_mean()
+    run.log.write(step=run.total, **check(vae, settings, device))
+
+
+def _learn(
+    run: Run,
+    vae: AudioVAE,
+    z: Tensor,
+    target: Tensor,
+    spectra: Spectra,
+    share: float,
+    extra: Tensor,
+    wave_share: float = 1.0,
+) -> None:
+    out = vae.decode(z + NOISE * torch.randn_like(z))
+    wave, spectral = waveform_loss(out, target), spectra(out, target)
+    power, error = target.square().mean(1), (out - target).square().mean(1)
+    snr = (-10 * torch.log10((error / power.clamp(min=1e-8)).clamp(min=1e-8)))[power > 1e-5].mean()
+    ratio = out.square().mean().sqrt() / power.mean().sqrt()
+    parts = {"wave": wave, "spectral": spectral, "snr": snr, "ratio": ratio, "spread": z.std()}
+    run.learn(wave_share * wave + share * spectral + extra, **parts)
 
 
 @torch.no_grad()

@@ -44,7 +44,7 @@ class Model(nn.Module):
         self.text.init_buffers(device)
 
     def forward(self, batch: Batch, video: Tensor, audio: Tensor, times_B4: Tensor) -> tuple[Tensor, Tensor]:
-        """Velocities of the target rows, float32 [B, Nv, 96] and [B, Na, 32], for noisy targets at the clocks' times."""
+        """Velocities float32 [B, Nv, 96] and [B, Na, 32] of noisy targets, at the times of the clocks."""
         at = batch.layout
         self.segments.lay_out(at)
         text = encode_prompts(self.text, batch.ids, batch.prompt, batch.sights)
@@ -163,12 +163,17 @@ def fill_shelves(encoders: Encoders, recipe: DitRecipe, first_seed: int, device:
     for (width, height), frames, share in recipe.shelves:
         count = max(2, round(recipe.scenes * share))
         scenes = [sample_scene(first_seed + i, width=width, height=height, frames=frames) for i in range(count)]
-        shelves.append(fill_shelf(scenes, encoders, device, clips=count // 8))
+        shelves.append(fill_shelf(scenes, encoders, device, -(-count // 8) if needs_clips(recipe) else 0))
     return shelves
 
 
+def needs_clips(recipe: DitRecipe) -> bool:
+    """Whether any task refers to a video."""
+    return any(task == "video" for task, _ in recipe.tasks)
+
+
 def train(recipe: Recipe, piece: Piece, device: torch.device) -> None:
-    """One piece: encodes scenes of its own, then trains; leaves `dit.safetensors`, `dit-mean.safetensors`, `dit.jsonl`."""
+    """One piece: encodes its own scenes, then trains; leaves `dit`, `dit-mean` (safetensors) and `dit.jsonl`."""
     begin = time.monotonic()
     settings = recipe.dit
     encoders = load_encoders(recipe.spec, piece.folder, device)
@@ -198,7 +203,7 @@ def fill_held(encoders: Encoders, recipe: DitRecipe, device: torch.device) -> li
     (width, height), frames, _ = recipe.shelves[0]
     seeds = range(EVALUATION_SEED, EVALUATION_SEED + recipe.unseen)
     scenes = [sample_scene(seed, width=width, height=height, frames=frames) for seed in seeds]
-    return [fill_shelf(scenes, encoders, device, clips=len(scenes))]
+    return [fill_shelf(scenes, encoders, device, len(scenes) if needs_clips(recipe) else 0)]
 
 
 @torch.no_grad()

@@ -27,9 +27,10 @@ SOURCES = {
     "video_encoder": (video.STEM, "vae/encoder."),
     "video_decoder": (video.DECODER_STEM, "decoder/"),
     "audio_encoder": (audio.STEM, "vae/encoder."),
-    "audio_decoder": (audio.STEM, "vae/decoder."),
+    "audio_decoder": (audio.DECODER_STEM, "decoder/"),
 }
-JOINT_DECODER = (video.STEM, "vae/decoder.")  # before the decoder's own run
+# Where a decoder lies before its own run.
+JOINT = {"video_decoder": (video.STEM, "vae/decoder."), "audio_decoder": (audio.STEM, "vae/decoder.")}
 
 
 def write_model(target: Path, recipe: Recipe, folder: Path) -> Path:
@@ -39,9 +40,10 @@ def write_model(target: Path, recipe: Recipe, folder: Path) -> Path:
     """
     stats = read_state(folder / f"{dit.STEM}-mean.safetensors")["facts"]["statistics"]
     spec = dit.with_statistics(recipe.spec, stats)
-    sources = dict(SOURCES)
-    if not (folder / f"{video.DECODER_STEM}-mean.safetensors").is_file():
-        sources["video_decoder"] = JOINT_DECODER
+    sources = {
+        name: JOINT[name] if name in JOINT and not (folder / f"{stem}-mean.safetensors").is_file() else (stem, prefix)
+        for name, (stem, prefix) in SOURCES.items()
+    }
     files = {stem: load_file(folder / f"{stem}-mean.safetensors") for stem in {stem for stem, _ in sources.values()}}
     places = {
         "transformer": target / "transformer",
@@ -61,9 +63,7 @@ def write_model(target: Path, recipe: Recipe, folder: Path) -> Path:
     return target
 
 
-def _value(
-    row: Stored, spec: Spec, files: dict[str, dict[str, Tensor]], sources: dict[str, tuple[str, str]]
-) -> Tensor:
+def _value(row: Stored, spec: Spec, files: dict[str, dict[str, Tensor]], sources: dict[str, tuple[str, str]]) -> Tensor:
     leaf = row.name.rpartition(".")[2]
     if row.module is None:
         if row.name == "rope.inv_freq":

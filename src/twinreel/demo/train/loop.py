@@ -41,7 +41,8 @@ class Weights:
         self.live = {name: p for name, p in self.live.items() if p.requires_grad}
         self.low = [name for name, p in self.live.items() if p.dtype != torch.float32]
         self.masters = {
-            name: nn.Parameter(p.detach().float().clone()) if name in set(self.low) else p for name, p in self.live.items()
+            name: nn.Parameter(p.detach().float().clone()) if name in set(self.low) else p
+            for name, p in self.live.items()
         }
         self.mean = {name: p.detach().clone() for name, p in self.masters.items()}
 
@@ -85,7 +86,9 @@ class Weights:
         text = {"state": json.dumps(state)}
         for tail, values in (("", self.masters), ("-mean", self.mean)):
             partial = folder / f"{stem}{tail}.partial"
-            save_file({name: p.detach().half().cpu().contiguous() for name, p in values.items()}, partial, metadata=text)
+            save_file(
+                {name: p.detach().half().cpu().contiguous() for name, p in values.items()}, partial, metadata=text
+            )
             partial.rename(folder / f"{stem}{tail}.safetensors")
 
 

@@ -80,7 +80,9 @@ def picture_loss(out_BCFHW: Tensor, target_BCFHW: Tensor, recipe: VideoRecipe) -
         weight = 1.0 + recipe.emphasis * margin
     square = error.square()
     loss = (weight * (error.abs() + recipe.squares * square)).mean()
-    slopes = (error.diff(dim=-1) * weight[..., 1:]).abs().mean() + (error.diff(dim=-2) * weight[..., 1:, :]).abs().mean()
+    slopes = (error.diff(dim=-1) * weight[..., 1:]).abs().mean() + (
+        error.diff(dim=-2) * weight[..., 1:, :]
+    ).abs().mean()
     return loss + recipe.edges * slopes, square.mean()
 
 
@@ -139,9 +141,7 @@ def train_decoder(recipe: Recipe, piece: Piece, device: torch.device) -> None:
 
 
 @torch.no_grad()
-def _keep(
-    vae: VideoVAE, canvas: tuple[int, int], settings: VideoRecipe, device: torch.device
-) -> tuple[Tensor, Tensor]:
+def _keep(vae: VideoVAE, canvas: tuple[int, int], settings: VideoRecipe, device: torch.device) -> tuple[Tensor, Tensor]:
     """Windows uint8 [n, 22, H, W, 3] and their means float16."""
     pool = WindowPool(canvas, settings.scenes, device, first_seed=500_000)
     size = min(64, settings.kept)
@@ -172,5 +172,3 @@ def check(vae: VideoVAE, settings: VideoRecipe, device: torch.device) -> dict[st
         facts |= {f"psnr_{name}": float(psnr.mean()), f"psnr10_{name}": float(psnr.quantile(0.1))}
         facts["spread"] = float(mean.std())
     return facts
-
-

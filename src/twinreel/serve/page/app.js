@@ -7,10 +7,11 @@ import { learn, listen, refresh } from "./jobs.js";
 import { startLists } from "./lists.js";
 import { open, selected, setViewerModel, startViewer, title } from "./viewer.js";
 
-const LOOK = 10000; // milliseconds between looks at the engine's state
+const SELDOM = 10000, OFTEN = 1500; // milliseconds between looks at the engine, and at one that does not run yet
 const STATES = { ready: "Ready", starting: "Starting", warming: "Warming up", restarting: "Starting again", failed: "Not running", stopped: "Stopped" };
 
 let bundled = false;
+let timer = 0; // of the next look
 
 start();
 
@@ -31,9 +32,12 @@ async function start() {
 
 // The weights and the engine's state; asked again and again, because an engine starts, warms up and may fail.
 async function look() {
+  clearTimeout(timer);
+  let pause = SELDOM;
   try {
     const [models, ready] = await Promise.all([get("/v1/models"), call("GET", "/ready")]);
     const model = models.data[0];
+    if (!ready.ready) pause = OFTEN;
     bundled = model.bundled;
     setModel(model);
     setViewerModel(model);
@@ -46,7 +50,8 @@ async function look() {
     if (error.status === 401) state("Locked", "bad");
     else unreached();
   }
-  setTimeout(look, LOOK);
+  clearTimeout(timer); // two looks may have overlapped
+  timer = setTimeout(look, pause);
 }
 
 function state(text, kind) {
@@ -80,7 +85,9 @@ function tell(job, before) {
   if (!job || !before || job.status === before.status) return;
   if (job.status === "in_progress") announce(`Started: ${title(job)}`);
   else if (!isActive(job)) announce(`${{ completed: "Done", failed: "Failed", cancelled: "Cancelled" }[job.status]}: ${title(job)}`);
-  if (job.status === "completed" && selected() === null) open(job.id, false);
+  if (job.status !== "completed") return;
+  look(); // a call has been measured
+  if (selected() === null) open(job.id, false);
 }
 
 function theme() {

@@ -43,6 +43,7 @@ export function startMedia(onchange, insert) {
 
 /** What the loaded weights can do. */
 export function setTasks(list) {
+  if (list.join() === tasks.join()) return; // drawing takes the cursor out of the fields
   tasks = list;
   draw();
 }
@@ -273,7 +274,7 @@ function row(item, named, i) {
   const into = h("button", { type: "button", class: "label", data: { key: `label-${item.id}` }, onclick: () => insertLabel(named) }, label);
   into.title = "Put this name into the prompt";
   const facts = [bytes(item.file.size), item.seconds ? duration(item.seconds) : "", sound(item)].filter(Boolean).join(" · ");
-  return h("li", { data: { item: item.id } }, grip, thumb(item),
+  return h("li", { data: { item: item.id } }, grip, (item.view ??= thumb(item)),
     h("div", { class: "about" }, into, h("span", { class: "name" }, item.file.name), h("span", { class: "dim" }, facts)),
     remove, item.kind === "image" ? null : cut(item), h("p", { class: "error" }));
 }

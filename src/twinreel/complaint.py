@@ -1,0 +1,87 @@
+"""An error as a person reads it: what went wrong, why, and what to do, a line each."""
+
+from __future__ import annotations
+
+import re
+import signal
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from difflib import get_close_matches
+
+from .errors import Cancelled, CheckpointError, ConfigError, RequestError, TwinreelError
+
+AGAIN = "run it again: the same request and seed make the same file"
+_SUBJECT = re.compile(r"(-{0,2}[\w.\[\]-]+): ")
+
+
+@dataclass(frozen=True)
+class Complaint:
+    """Three lines, and `kept`: notes that the error collected on its way, such as where latents are."""
+
+    what: str
+    why: str
+    remedy: str
+    kept: tuple[str, ...] = ()
+
+    def __str__(self) -> str:
+        lines = [f"twinreel: {self.what}", self.why, self.remedy, *self.kept]
+        return "\n  ".join("\n    ".join(line.splitlines()) for line in lines)
+
+
+def explain(error: BaseException) -> Complaint:
+    """`error` in three lines. Ours say why and, behind the last semicolon, what to do; where one names nothing to do,
+    its kind does."""
+    notes = tuple(getattr(error, "__notes__", ()))
+    complaint = _told(error) if isinstance(error, TwinreelError) else _foreign(error)
+    if notes and complaint.remedy == AGAIN:
+        return replace(complaint, remedy=notes[0], kept=notes[1:])
+    return replace(complaint, kept=notes)
+
+
+def unknown_command(word: str, known: Sequence[str]) -> Complaint:
+    """No command is called `word`; the nearest of `known`."""
+    near = get_close_matches(word, known, 1)
+    nearest = f"did you mean {near[0]}? " if near else ""
+    return Complaint(f"no such command: {word}", f"commands are {', '.join(known)}", f"{nearest}see twinreel --help")
+
+
+def _told(error: TwinreelError) -> Complaint:
+    text = str(error)
+    if isinstance(error, RequestError):
+        what = f"the request cannot be run: {error.field}"
+        text = text.removeprefix(f"{error.field}: ")
+        usual = f"change {error.field}; twinreel generate --help says what it may be"
+    elif isinstance(error, ConfigError):
+        what, usual = "this configuration cannot work", "twinreel doctor says what this machine would use and lacks"
+        if subject := _SUBJECT.match(text):
+            what, text = f"{what}: {subject[1]}", text[subject.end() :]
+    elif isinstance(error, CheckpointError):
+        what, usual = "the weights cannot be used", "see what twinreel verify says of the folder, or download it again"
+    else:
+        what, usual = "the server did not do it", "check its address and its log"
+    why, remedy = _split(text)
+    return Complaint(what, why, remedy or usual)
+
+
+def _foreign(error: BaseException) -> Complaint:
+    name, text = type(error).__name__, " ".join(str(error).split()) or "it says no more"
+    if isinstance(error, KeyboardInterrupt):
+        return Complaint("stopped by the keyboard", "Ctrl-C ended it where it stood", AGAIN)
+    if isinstance(error, Cancelled):
+        by = f" by {signal.Signals(error.signal).name}" if error.signal else ""
+        return Complaint(f"the request was cancelled{by}", "it ended at its next step or clip", AGAIN)
+    if isinstance(error, MemoryError) or name == "OutOfMemoryError" or "out of memory" in text:
+        remedy = "ask for less (--duration, --size), or try --residency stages; twinreel plan predicts the need"
+        return Complaint("memory ran out", f"{name}: {text[:300]}", remedy)
+    if isinstance(error, OSError):
+        remedy = "check that it is there, that you may use it, and that its disk has room"
+        return Complaint("a file could not be written or read", text, remedy)
+    if isinstance(error, FloatingPointError):
+        return Complaint("the model made values that are not finite", *_split(text))
+    return Complaint(f"unexpected {name}", text, "run it again with --traceback to see where")
+
+
+def _split(text: str) -> tuple[str, str]:
+    """The reason, and what stands behind the last semicolon."""
+    why, semicolon, remedy = text.rpartition("; ")
+    return (why, remedy) if semicolon else (text, "")

@@ -1,0 +1,334 @@
+"""One process a rank: where this process stands among them, how they are started, watched and started anew.
+
+The only reader of the launcher's RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE, MASTER_ADDR and MASTER_PORT.
+"""
+
+from __future__ import annotations
+
+import os
+import pickle
+import signal
+import socket
+import subprocess
+import sys
+import time
+from dataclasses import dataclass
+from multiprocessing import Pipe
+from multiprocessing.connection import Connection, wait
+from typing import TYPE_CHECKING, Any
+
+from .watch import Boundary, Watch
+
+if TYPE_CHECKING:
+    from .parallel import Parallel, Strategy
+    from .parallel.mesh import Mesh
+
+ENTRY = "twinreel.rank"
+PATIENCE = 20.0  # seconds a collective of the model may take before its ranks count as stuck
+MEETING = 300.0  # seconds for all ranks to be there
+GATHERING = 1.0  # seconds after a failure in which the others may say why
+LEAVING = 5.0  # seconds for a process whose line is gone to be gone too
+ENDING = 10.0  # seconds to end a run that its caller has left
+
+
+class RankLost(RuntimeError):
+    """A process of a rank ended, or its ranks no longer answer. They are started anew; the next request works."""
+
+
+@dataclass(frozen=True)
+class Seat:
+    """This process among the ranks. `listening`: rank 0's open socket of the meeting place; None where the launcher
+    keeps one."""
+
+    rank: int
+    world: int
+    local_rank: int
+    local_world: int
+    listening: int | None = None
+    started_here: bool = False
+
+    def join(self, mesh: Mesh, strategy: Strategy, backend: str) -> Parallel:
+        """Meet the other ranks and form the axes."""
+        import datetime
+
+        import torch
+        import torch.distributed as dist
+
+        from .parallel.mesh import join_mesh
+
+        if backend == "nccl":
+            torch.cuda.set_device(self.local_rank)  # whose streams the collectives use
+
+        if not dist.is_initialized():
+            where: dict[str, Any] = {"init_method": "env://"}
+            if self.started_here:
+                where = {"store": self._store(), "rank": self.rank, "world_size": self.world}
+            dist.init_process_group("gloo", timeout=datetime.timedelta(seconds=MEETING), **where)
+        return join_mesh(mesh, self.rank, strategy, backend=backend, patience=PATIENCE)
+
+    def _store(self) -> Any:
+        import datetime
+
+        from torch.distributed import TCPStore
+
+        address, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
+        more: dict[str, Any] = {"master_listen_fd": self.listening} if self.rank == 0 else {}
+        return TCPStore(address, port, self.world, self.rank == 0, timeout=datetime.timedelta(seconds=MEETING), **more)
+
+
+def seat(listening: int | None = None, started_here: bool = False) -> Seat | None:
+    """What the launcher's variables say, or None in a process that stands alone."""
+    given = os.environ
+    world = int(given.get("WORLD_SIZE", "1"))
+    if world == 1:
+        return None
+    rank = int(given["RANK"])
+    local = int(given.get("LOCAL_RANK", rank)), int(given.get("LOCAL_WORLD_SIZE", world))
+    return Seat(rank, world, *local, listening, started_here)
+
+
+@dataclass
+class Member:
+    """A started rank: its process, our end of its line, whether it has said that it is ready."""
+
+    rank: int
+    process: subprocess.Popen[bytes]
+    line: Connection
+    ready: bool = False
+
+
+class Ranks:
+    """`count` ranks of one engine, each a process that runs `ENTRY`. One run at a time.
+
+    settings: what it builds its engine of. Raises what a rank raises when it cannot.
+    """
+
+    def __init__(self, settings: Any, count: int) -> None:
+        self._settings, self._count, self._entry = settings, count, ENTRY
+        self._members: list[Member] = []
+        self._running: int | None = None
+        self._waiting: set[int] = set()  # ranks of the run that have not ended it
+        self._runs = 0
+        self.facts: dict[str, Any] = {}
+        self._start()
+        self._await_ready()
+
+    @property
+    def pids(self) -> list[int]:
+        """The process of each rank."""
+        return [member.process.pid for member in self._members]
+
+    def run(self, order: tuple[Any, ...], watch: Watch, boundary: Boundary | None) -> Any:
+        """Have every rank carry out `order`; rank 0's result.
+
+        `watch` and `boundary` are called here with what rank 0 tells. Raises the error that all ranks agreed on; the
+        cause of any other, after which the ranks are started anew; RankLost.
+        """
+        self._await_ready()
+        self._runs += 1
+        self._running = self._runs
+        self._waiting = {member.rank for member in self._members}
+        try:
+            for member in self._members:
+                put(member.line, ("run", self._runs, os.getcwd(), order, boundary is not None))
+            return self._listen(watch, boundary)
+        except (EOFError, OSError) as error:
+            if not any(member.process.poll() is not None for member in self._members):
+                raise  # an error of the caller's own, such as a watch that writes a file
+            raise self._broken(error, None) from None
+        finally:
+            self._running = None
+            if self._waiting:  # the caller has left: end the run, or the ranks
+                self._abandon()
+
+    def cancel(self) -> None:
+        """End the run at its next vote. Without one, no effect."""
+        if self._running is not None:
+            for member in self._members:
+                try:
+                    put(member.line, ("cancel", self._running))
+                except OSError:
+                    pass  # it is gone, which `run` finds out
+
+    def close(self) -> None:
+        """End the ranks."""
+        for member in self._members:
+            member.process.kill()
+        for member in self._members:
+            member.process.wait()
+            member.line.close()
+        self._members = []
+
+    def _listen(self, watch: Watch, boundary: Boundary | None) -> Any:
+        result: Any = None
+        error: BaseException | None = None
+        while self._waiting:
+            for member, message in self._messages():
+                kind, *values = message
+                if kind == "event":
+                    watch(*values)
+                elif kind == "boundary" and boundary is not None:
+                    boundary(*values)
+                elif kind == "done":
+                    self._waiting.discard(member.rank)
+                    result = values[0] if member.rank == 0 else result
+                elif kind == "failed":
+                    failed, agreed = values
+                    if not agreed:
+                        raise self._broken(failed, member.rank)
+                    self._waiting.discard(member.rank)
+                    error = error or failed
+        if error is not None:
+            raise error
+        return result
+
+    def _messages(self) -> list[tuple[Member, tuple[Any, ...]]]:
+        """The next message of each rank that has one."""
+        lines = {member.line: member for member in self._members if member.rank in self._waiting}
+        messages = []
+        for line in wait(list(lines)):
+            assert isinstance(line, Connection)
+            try:
+                messages.append((lines[line], get(line)))
+            except (EOFError, OSError) as error:
+                raise self._broken(error, None) from None
+        return messages
+
+    def _broken(self, error: BaseException, failed: int | None) -> BaseException:
+        """The cause of a run that cannot go on; the ranks are ended and started anew."""
+        end, silent = time.monotonic() + GATHERING, {member.rank for member in self._members} - {failed}
+        words: dict[int, str] = {}
+        while silent and (left := end - time.monotonic()) > 0:
+            lines = {member.line: member.rank for member in self._members if member.rank in silent}
+            for line in wait(list(lines), left):
+                assert isinstance(line, Connection)
+                try:
+                    kind, *values = get(line)
+                except (EOFError, OSError):
+                    silent.discard(lines[line])
+                    continue
+                if kind in ("failed", "done"):
+                    silent.discard(lines[line])
+                    words[lines[line]] = f"{type(values[0]).__name__}: {values[0]}" if kind == "failed" else "done"
+        # those whose line is gone, and have said nothing of an end of their own, are on their way out
+        for member in self._members:
+            if member.rank not in silent | words.keys() | {failed}:
+                _wait_for(member.process)
+        lost = {member.rank: code for member in self._members if (code := member.process.poll()) is not None}
+        self.close()
+        self._waiting = set()
+        self._start()
+        if lost:
+            error = RankLost("; ".join(f"rank {rank} ended by {ending(code)}" for rank, code in lost.items()))
+        elif failed is not None:
+            error.add_note(f"on rank {failed} of {self._count}")
+        else:
+            error = RankLost(f"the line to a rank broke ({error})")
+        if silent:
+            error.add_note(f"no answer from rank {', '.join(map(str, sorted(silent)))}")
+        for rank, said in words.items():
+            error.add_note(f"rank {rank} then: {said.splitlines()[0][:200]}")
+        error.add_note("the ranks are started anew")
+        return error
+
+    def _abandon(self) -> None:
+        for member in self._members:
+            try:
+                put(member.line, ("cancel", self._runs))
+            except OSError:
+                pass
+        end = time.monotonic() + ENDING
+        while self._waiting and (left := end - time.monotonic()) > 0:
+            lines = {member.line: member.rank for member in self._members if member.rank in self._waiting}
+            for line in wait(list(lines), left):
+                assert isinstance(line, Connection)
+                try:
+                    kind, *values = get(line)
+                except (EOFError, OSError):
+                    end = 0.0
+                    break
+                if kind == "failed" and not values[1]:
+                    end = 0.0
+                if kind in ("done", "failed"):
+                    self._waiting.discard(lines[line])
+        if self._waiting or end == 0.0:
+            self.close()
+            self._waiting = set()
+            self._start()
+
+    def _start(self) -> None:
+        with socket.socket() as listener:
+            listener.bind(("127.0.0.1", 0))
+            listener.listen(self._count)
+            listener.set_inheritable(True)
+            variables = {
+                "WORLD_SIZE": self._count, "LOCAL_WORLD_SIZE": self._count,
+                "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": listener.getsockname()[1],
+                "PYTHONPATH": os.pathsep.join(path for path in sys.path if path),
+            }  # fmt: skip
+            self._members = [self._start_rank(rank, listener.fileno(), variables) for rank in range(self._count)]
+        for member in self._members:
+            put(member.line, self._settings)
+
+    def _start_rank(self, rank: int, listening: int, variables: dict[str, Any]) -> Member:
+        ours, theirs = Pipe()
+        own = variables | {"RANK": rank, "LOCAL_RANK": rank}
+        environment = {**os.environ, **{name: str(value) for name, value in own.items()}}
+        passed = (theirs.fileno(), *([listening] if rank == 0 else []))
+        # Its standard output is ours to fill: what a rank prints goes to standard error.
+        process = subprocess.Popen(
+            [sys.executable, "-m", self._entry, *map(str, passed)],
+            pass_fds=passed, stdin=subprocess.DEVNULL, stdout=2, env=environment,
+        )  # fmt: skip
+        theirs.close()
+        return Member(rank, process, ours)
+
+    def _await_ready(self) -> None:
+        end = time.monotonic() + MEETING
+        while late := [member for member in self._members if not member.ready]:
+            left = end - time.monotonic()
+            if left < 0 or not (lines := wait([member.line for member in late], left)):
+                self.close()
+                raise RankLost(f"rank {late[0].rank} was not ready after {MEETING:.0f} s")
+            for member in late:
+                if member.line in lines:
+                    self._welcome(member)
+
+    def _welcome(self, member: Member) -> None:
+        try:
+            kind, value, *_ = get(member.line)
+        except (EOFError, OSError):
+            code = member.process.wait()
+            self.close()
+            raise RankLost(f"rank {member.rank} ended by {ending(code)} before it was ready") from None
+        if kind == "failed":
+            self.close()
+            raise value
+        member.ready = True
+        if member.rank == 0:
+            self.facts = value
+
+
+def _wait_for(process: subprocess.Popen[bytes]) -> None:
+    try:
+        process.wait(LEAVING)
+    except subprocess.TimeoutExpired:
+        pass  # it closed its line and lives: `close` ends it
+
+
+def ending(code: int) -> str:
+    """How a process ended, in words."""
+    if code >= 0:
+        return f"exit code {code}"
+    killed = " (killed from outside; often the system was out of memory)" if code == -signal.SIGKILL else ""
+    return f"signal {signal.Signals(-code).name}{killed}"
+
+
+def put(line: Connection, message: Any) -> None:
+    """Send by value: a connection's own pickler would send tensors as shared memory, which strangers cannot open."""
+    line.send_bytes(pickle.dumps(message, protocol=pickle.HIGHEST_PROTOCOL))
+
+
+def get(line: Connection) -> Any:
+    """The next message. Raises EOFError or OSError when the other end is gone."""
+    return pickle.loads(line.recv_bytes())

@@ -1,0 +1,169 @@
+"""What a result is known by: hashes of its pictures, its sound and its file, and the JSON report beside it."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import platform
+import re
+import secrets
+import shutil
+import sys
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from . import sidecar_path
+
+BLOCK = 1 << 20
+HIDDEN = "(private)"
+PRIVATE_NAMES = ("prompt", "uri", "path", "model", "profile")
+PACKAGES = ("torch", "transformers", "av", "numpy", "pillow", "safetensors")
+
+
+class FrameHasher:
+    """SHA-256 of raw frames in order, while they pass by; the same for any split into clips."""
+
+    def __init__(self) -> None:
+        self._sha = hashlib.sha256()
+        self.frames = 0
+
+    def through(self, clips: Iterable[NDArray[np.uint8]]) -> Iterator[NDArray[np.uint8]]:
+        """Yield uint8 `[f, H, W, 3]` clips unchanged, counted and hashed."""
+        for clip in clips:
+            frames = np.ascontiguousarray(clip)
+            assert frames.dtype == np.uint8 and frames.ndim == 4
+            self._sha.update(frames.data)
+            self.frames += len(frames)
+            yield frames
+
+    def hexdigest(self) -> str:
+        """The hash of what has passed so far."""
+        return self._sha.hexdigest()
+
+
+def hash_frames(frames: NDArray[np.uint8]) -> str:
+    """SHA-256 of uint8 `[F, H, W, 3]`."""
+    hasher = FrameHasher()
+    for _ in hasher.through([frames]):
+        pass
+    return hasher.hexdigest()
+
+
+def hash_waveform(waveform: NDArray[np.float32]) -> str:
+    """SHA-256 of float32 `[2, n]` as little-endian bytes, channel after channel."""
+    return hashlib.sha256(np.ascontiguousarray(waveform, dtype="<f4").tobytes()).hexdigest()
+
+
+def hash_file(path: str | os.PathLike[str]) -> str:
+    """SHA-256 of a file's bytes."""
+    sha = hashlib.sha256()
+    with open(path, "rb") as file:
+        while block := file.read(BLOCK):
+            sha.update(block)
+    return sha.hexdigest()
+
+
+def versions() -> dict[str, str | None]:
+    """Versions of Python and of the packages that can change a bit; None for one that is not installed."""
+    own = getattr(sys.modules[__package__ or ""], "__version__", None)
+    found: dict[str, str | None] = {"python": platform.python_version(), "twinreel": own}
+    for name in PACKAGES:
+        try:
+            found[name] = metadata.version(name)
+        except metadata.PackageNotFoundError:
+            found[name] = None
+    return found
+
+
+def write_report(path: str | os.PathLike[str], report: Mapping[str, Any]) -> Path:
+    """Write the report beside the finished file `path`, atomically. Returns the report's path.
+
+    Values are plain JSON; `sha256.file` and `versions` are added when absent.
+    """
+    hashes = {**report.get("sha256", {})}
+    if Path(path).is_file():
+        hashes.setdefault("file", hash_file(path))
+    whole = {**report, "file": Path(path).name, "sha256": hashes}
+    whole.setdefault("versions", versions())
+    target = sidecar_path(path)
+    with replacing(target) as temporary:
+        temporary.write_text(json.dumps(whole, indent=2, ensure_ascii=False, allow_nan=False) + "\n", encoding="utf-8")
+    return target
+
+
+@contextmanager
+def replacing(target: Path) -> Iterator[Path]:
+    """A temporary path in the folder of `target`, renamed onto it on success and removed on any failure.
+
+    The caller makes it a file or a folder. A file replaces in one step; a folder that is in the way is first set
+    aside. What was written is on the disk before it gets its name.
+    """
+    temporary = target.with_name(f".{target.name}.{os.getpid()}-{secrets.token_hex(4)}.part")
+    aside = temporary.with_suffix(".old")
+    try:
+        yield temporary
+        for path in sorted(temporary.iterdir()) if temporary.is_dir() else (temporary,):
+            _flush(path)
+        if temporary.is_dir() and target.is_dir():
+            os.rename(target, aside)
+        os.replace(temporary, target)
+    finally:
+        for left in (temporary, aside):
+            if left.is_dir():
+                shutil.rmtree(left, ignore_errors=True)
+            else:
+                left.unlink(missing_ok=True)
+
+
+def _flush(path: Path) -> None:
+    with open(path, "rb") as file:
+        os.fsync(file.fileno())
+
+
+def without_private(report: Mapping[str, Any], secrets_in: Iterable[str]) -> dict[str, Any]:
+    """A copy of `report` in which the prompt, addresses and paths read `(private)`.
+
+    `secrets_in` are more words to hide; they and what is found under known names are also hidden inside other texts,
+    such as notes that name a file.
+    """
+    words = {word for word in (*secrets_in, *_named(report)) if word}
+    words |= {Path(word).name for word in words if "/" in word}
+    # the longest first, so that a path goes whole before its last part would; short words only where they stand alone
+    ordered = sorted(words, key=len, reverse=True)
+
+    def hide(value: Any) -> Any:
+        if isinstance(value, Mapping):
+            return {key: hide(item) for key, item in value.items()}
+        if isinstance(value, list | tuple):
+            return [hide(item) for item in value]
+        if not isinstance(value, str):
+            return value
+        for word in ordered:
+            value = HIDDEN if value == word else value.replace(word, HIDDEN) if len(word) > 3 else value
+        return value
+
+    return hide(report)
+
+
+def _named(value: Any) -> Iterator[str]:
+    """Texts that stand under a name of something private, at any depth."""
+    if isinstance(value, Mapping):
+        for key, item in value.items():
+            if key in PRIVATE_NAMES and isinstance(item, str):
+                yield item
+            elif key == "policy" and isinstance(item, str):
+                yield from re.findall(r"profile=([^,]+)", item)
+            elif key == "components" and isinstance(item, Mapping):
+                yield from item.values()
+            else:
+                yield from _named(item)
+    elif isinstance(value, list | tuple):
+        for item in value:
+            yield from _named(item)

@@ -1,0 +1,133 @@
+"""Frames and sound into one file: streamed, the same bytes every run, read back before it gets its name (SPEC 10)."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..errors import RequestError
+from ..spec import FPS, SAMPLE_RATE
+from . import CONTAINERS, FORMATS, OutputOptions, check_output
+from .report import hash_file, replacing, without_private, write_report
+from .writers import Content, read_back, write_content
+from .writers.container import encoder_settings
+
+FULL_SCALE = 0.999  # of a clamped sample
+FULL_SHARE = 0.5  # of the samples: speech and music touch full scale, they do not stay there
+
+
+@dataclass(frozen=True)
+class Written:
+    """A finished file: frames, samples per channel, SHA-256 of raw frames, waveform and file, faults of the sound."""
+
+    path: Path
+    frames: int
+    samples: int
+    sha256: dict[str, str]
+    faults: tuple[str, ...] = ()
+
+    def facts(self, output: OutputOptions) -> dict[str, Any]:
+        """What the report says of the file."""
+        suffix = self.path.suffix.lower()
+        settings = encoder_settings(suffix, output) if suffix in CONTAINERS else {}
+        seconds = {"picture": self.frames / FPS, "sound": self.samples / SAMPLE_RATE}
+        return {
+            "written": {"frames": self.frames, "samples": self.samples, "seconds": seconds},
+            "encoder": {"format": FORMATS[suffix], **settings},
+            "sha256": self.sha256,
+            "faults": list(self.faults),
+        }
+
+
+@dataclass(frozen=True, eq=False)
+class Media:
+    """A finished generation.
+
+    Args:
+        video: uint8 `[F, H, W, 3]` at 24 fps.
+        audio: float32 `[2, n]` at 32 kHz, channel 0 left.
+        report: how it was made, as plain JSON values.
+    """
+
+    video: NDArray[np.uint8]
+    audio: NDArray[np.float32]
+    report: dict[str, Any] = field(default_factory=dict)
+
+    def save(self, path: str | os.PathLike[str], output: OutputOptions | None = None, **changes: Any) -> Path:
+        """Write the file and its JSON report beside it, the same bytes as the command line. Returns the file's path.
+
+        `changes` are fields of `output`, such as `crf=30` or `overwrite=True`. Raises RequestError for a path that
+        cannot be written as asked.
+        """
+        output = replace(output or OutputOptions(), **changes)
+        target = check_output(path, output)
+        asked = self.report.get("plan", {}).get("asked_seconds")
+        if output.exact_seconds and asked is None:
+            raise RequestError("exact_seconds", "needs a report that says how many seconds were asked for")
+        seconds = asked if output.exact_seconds else None
+        written = write_media(target, [self.video], self.audio, output, frames=len(self.video), seconds=seconds)
+        report = {**self.report, **written.facts(output)}
+        write_report(target, without_private(report, (str(target),)) if output.private else report)
+        return target
+
+
+def write_media(
+    path: str | os.PathLike[str],
+    clips: Iterable[NDArray[np.uint8]],
+    waveform: NDArray[np.float32],
+    output: OutputOptions | None = None,
+    *,
+    frames: int | None = None,
+    seconds: float | None = None,
+    stage: Callable[[str], AbstractContextManager[None]] = lambda name: nullcontext(),
+) -> Written:
+    """Encode clips as they come, read the file back, and only then rename it into place.
+
+    Args:
+        path: the file; its ending is one of `output.FORMATS`, its folder must exist. A file there is replaced.
+        clips: uint8 `[f, H, W, 3]` in order, any f; both sides even. Not taken for a file of sound alone.
+        waveform: float32 `[2, n]` in [-1, 1] at 32 kHz, channel 0 left. Values that are not finite are written as
+            silence and reported as a fault.
+        frames: how many frames the clips hold; needed for `.npz`.
+        seconds: cut picture and sound to this length.
+        stage: measures the reading back, as `mux`.
+
+    Raises ValueError for clips or a waveform of another shape, OSError for a disk that refuses or a file that does
+    not read back as written; whatever happens, no partial file stays at `path`.
+    """
+    path, output = Path(path).absolute(), output or OutputOptions()
+    suffix = path.suffix.lower()
+    waveform, faults = _sound(waveform)
+    most = None if seconds is None else round(seconds * FPS)
+    if seconds is not None:
+        waveform = waveform[:, : round(seconds * SAMPLE_RATE)]
+    expected = frames if frames is None or most is None else min(frames, most)
+    content = Content(clips, waveform if output.audio else None, output, expected=expected, most=most)
+    with replacing(path) as temporary:
+        write_content(temporary, suffix, content)
+        with stage("mux"):
+            read_back(temporary, suffix, content)
+        hashes = content.hashes()
+        if suffix:
+            hashes["file"] = hash_file(temporary)
+    return Written(path, content.frames, waveform.shape[1] if output.audio else 0, hashes, faults)
+
+
+def _sound(waveform: NDArray[np.float32]) -> tuple[NDArray[np.float32], tuple[str, ...]]:
+    """The waveform as it can be written, and what is wrong with it."""
+    waveform = np.asarray(waveform)
+    if waveform.ndim != 2 or waveform.shape[0] != 2 or waveform.dtype != np.float32:
+        raise ValueError(f"waveform {waveform.dtype} {list(waveform.shape)}; float32 [2, n] is needed")
+    finite = np.isfinite(waveform)
+    if not finite.all():
+        text = f"sound: {np.count_nonzero(~finite)} of {waveform.size} values are not finite and are written as silence"
+        return np.where(finite, waveform, np.float32(0)), (text,)
+    full = np.mean(np.abs(waveform) >= FULL_SCALE) if waveform.size else 0.0
+    return waveform, ((f"sound: {full:.0%} of it is at full scale",) if full > FULL_SHARE else ())

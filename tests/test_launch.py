@@ -1,0 +1,221 @@
+"""Ranks of one engine: whatever goes wrong on one of them ends its request with the cause, and the next one works."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from test_engine import T2VA
+from twinreel import Cancelled, ConfigError, Engine, EngineConfig, Keyframe, Reference, Request, RequestError, launch
+from twinreel.watch import Event, ignore
+
+MOST = 30.0  # seconds until a request of which something is lost has ended, twinreel's promise
+
+
+@pytest.fixture(scope="module")
+def model(tiny_original: Path) -> str:
+    return str(tiny_original)
+
+
+@pytest.fixture(scope="module")
+def engine(model: str) -> Iterator[Engine]:
+    """Two ranks with faults on demand."""
+    before, launch.ENTRY = launch.ENTRY, "faulty_rank"
+    try:
+        made = Engine(EngineConfig(model=model, device="cpu", threads=1, gpus=2, conditioner="whole"))
+    finally:
+        launch.ENTRY = before
+    yield made
+    made.close()
+
+
+@pytest.fixture(scope="module")
+def wanted(model: str) -> dict[str, str]:
+    """What one process makes of the good request."""
+    threads = torch.get_num_threads()
+    try:
+        return Engine(EngineConfig(model=model, device="cpu", threads=1)).generate(T2VA).report["sha256"]
+    finally:
+        torch.set_num_threads(threads)
+
+
+@pytest.fixture(autouse=True)
+def good_one_after(engine: Engine, wanted: dict[str, str]) -> Iterator[None]:
+    """After each test the engine makes a good request, with the bits of one process."""
+    yield
+    assert engine.generate(T2VA).report["sha256"] == wanted
+    assert not torch.distributed.is_initialized()
+
+
+def free_port() -> str:
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        return str(listener.getsockname()[1])
+
+
+def pids(engine: Engine) -> list[int]:
+    assert engine._ranks is not None
+    return engine._ranks.pids
+
+
+def at_step(step: int, act: Callable[[], object]) -> Callable[[Event], None]:
+    def watch(event: Event) -> None:
+        if event.stage == "denoise" and event.done == step:
+            act()
+
+    return watch
+
+
+def test_the_report_says_who_did_what(engine: Engine) -> None:
+    report = engine.generate(T2VA).report
+    topology = report["engine"]["topology"]
+    assert (topology["ranks"], topology["sp"], topology["tp"], topology["attend"]) == (2, 2, 1, "plain")
+    assert len(report["ranks"]) == 2
+    for mine in report["ranks"]:
+        assert {"encode", "denoise"} <= set(mine["stages"])
+        steps = mine["communication"]["denoise"]
+        assert len(steps) == report["plan"]["calls"]
+        for costs in steps:
+            # two blocks, there and back; and the vote
+            assert costs["sp.all_to_all"]["calls"] == 4 and costs["sp.all_to_all"]["bytes"] > 0
+            assert costs["every.vote"]["calls"] >= 1 and costs["sp.all_to_all"]["exposed_seconds"] > 0
+    json.dumps(report, allow_nan=False)
+
+
+def test_events_and_boundaries_come_from_rank_0(engine: Engine) -> None:
+    events: list[Event] = []
+    values: dict[str, list[int]] = {}
+    rows: dict[str, list[int]] = {}
+
+    def boundary(name: str, tensors: dict[str, torch.Tensor], part: int = 0, parts: int = 1) -> None:
+        values.setdefault(name, []).append(part)
+        rows[name] = [len(tensor) for tensor in tensors.values()]
+
+    engine.generate(T2VA, events.append, boundary)
+    assert {"read", "encode", "denoise", "decode"} <= {event.stage for event in events}
+    assert rows["velocity"] == rows["noise"]  # of all ranks
+    assert values["velocity"] == [0, 1] and {"noise", "latents", "frames"} <= set(values)
+
+
+def test_corrupt_media_is_everyones_request_error(engine: Engine, tmp_path: Path) -> None:
+    before = pids(engine)
+    broken = tmp_path / "broken.png"
+    broken.write_bytes(b"\x89PNG no more")
+    with pytest.raises(RequestError) as caught:
+        engine.generate(replace(T2VA, references=(Reference("image", broken),)))
+    assert caught.value.field.startswith("references[0]")
+    assert pids(engine) == before  # refused together, nobody was lost
+
+
+def test_an_error_of_one_rank_before_the_loop_is_everyones(engine: Engine) -> None:
+    before = pids(engine)
+    with pytest.raises(PermissionError, match="rank 1 cannot read its profile"):
+        engine.generate(replace(T2VA, steps=4))
+    assert pids(engine) == before
+
+
+def test_twenty_bad_requests_around_a_good_one(engine: Engine, wanted: dict[str, str]) -> None:
+    before = pids(engine)
+    bad = [replace(T2VA, duration=0.1), Request(""), replace(T2VA, keyframes=(Keyframe("/no/such.png"),))]
+    for round_ in range(2):
+        for number in range(10):
+            with pytest.raises(RequestError):
+                engine.generate(bad[number % len(bad)])
+        if not round_:
+            assert engine.generate(T2VA).report["sha256"] == wanted
+    assert pids(engine) == before
+
+
+def test_cancel_in_mid_run(engine: Engine) -> None:
+    before = pids(engine)
+    with pytest.raises(Cancelled):
+        engine.generate(T2VA, at_step(1, engine.cancel))
+    assert pids(engine) == before
+
+
+def test_an_error_of_the_watch_ends_the_run(engine: Engine) -> None:
+    before = pids(engine)
+    with pytest.raises(KeyError, match="mine"):
+        engine.generate(replace(T2VA, steps=40), at_step(1, lambda: {}["mine"]))
+    assert pids(engine) == before
+
+
+def test_an_exception_on_rank_1_in_the_middle_of_a_step(engine: Engine) -> None:
+    before, start = pids(engine), time.monotonic()
+    with pytest.raises(ZeroDivisionError, match="rank 1 divided by nothing") as caught:
+        engine.generate(replace(T2VA, prompt="explode"))
+    assert time.monotonic() - start < MOST
+    assert "on rank 1 of 2" in caught.value.__notes__ and not set(before) & set(pids(engine))
+
+
+def test_a_killed_rank(engine: Engine) -> None:
+    victim, start = pids(engine)[1], time.monotonic()
+    with pytest.raises(launch.RankLost, match="rank 1 ended by signal SIGKILL"):
+        engine.generate(replace(T2VA, steps=40), at_step(2, lambda: os.kill(victim, signal.SIGKILL)))
+    assert time.monotonic() - start < MOST and victim not in pids(engine)
+
+
+def test_a_stuck_rank(engine: Engine) -> None:
+    victim, start = pids(engine)[1], time.monotonic()
+    with pytest.raises(RuntimeError) as caught:
+        engine.generate(replace(T2VA, steps=40), at_step(2, lambda: os.kill(victim, signal.SIGSTOP)))
+    assert time.monotonic() - start < MOST
+    assert "no answer from rank 1" in caught.value.__notes__, (caught.value, caught.value.__notes__)
+
+
+def test_a_rank_killed_between_requests(engine: Engine) -> None:
+    os.kill(pids(engine)[0], signal.SIGKILL)
+    with pytest.raises(launch.RankLost, match="rank 0 ended by signal SIGKILL"):
+        engine.generate(T2VA, ignore)
+
+
+def test_the_file_is_written_by_rank_0(engine: Engine, tmp_path: Path) -> None:
+    report = engine.render(T2VA, tmp_path / "a.npz")
+    assert report["path"] == str(tmp_path / "a.npz")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["a.json", "a.npz"]
+    with pytest.raises(RequestError, match="exists"):
+        engine.render(T2VA, tmp_path / "a.npz")
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"gpus": 3}, "gpus: got 3; it must divide the 2 heads"),
+        ({"gpus": 2, "sp": 2, "tp": 2}, "2 times 2 is not the number of ranks, 2"),
+        ({"gpus": 0}, "gpus: got 0"),
+        ({"tp": 2}, "sp, tp: "),
+        ({"gpus": 2, "device": "cuda:1"}, "for 2 ranks"),
+        ({"attend": "packed"}, "this mesh has sp 1"),
+        ({"gpus": 2, "attend": "ring"}, "attend: got 'ring'"),
+    ],
+)
+def test_what_cannot_be_dealt_out_is_refused_before_a_process_starts(
+    model: str, options: dict[str, object], words: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(launch.Ranks, "_start", lambda self: pytest.fail("started"))
+    with pytest.raises(ConfigError, match=words):
+        Engine(EngineConfig(**({"model": model, "device": "cpu"} | options)))  # type: ignore[arg-type]
+
+
+def test_torchrun_and_a_second_engine_beside_the_first(model: str, engine: Engine, tmp_path: Path) -> None:
+    out = tmp_path / "out.npz"
+    words = ["generate", T2VA.prompt, "--model", model, "--steps", "3", "--duration", "0.9", "--device", "cpu"]
+    command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--master-port", free_port()]
+    command += ["-m", "twinreel", *words, "--conditioner", "whole", "--threads", "1", "-o", str(out), "--json"]
+    path = os.pathsep.join(folder for folder in sys.path if folder)
+    done = subprocess.run(command, capture_output=True, text=True, env={**os.environ, "PYTHONPATH": path}, timeout=150)
+    assert done.returncode == 0, done.stderr[-3000:]
+    lines = done.stdout.splitlines()
+    assert len(lines) == 1 and json.loads(lines[0])["ok"] and out.is_file()
+    assert json.loads(lines[0])["sha256"]["frames"] == engine.generate(T2VA).report["sha256"]["frames"]

@@ -1,0 +1,58 @@
+"""Previews: a linear map is found again from its own pictures, and a run with a map tells of forming pictures."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from twinreel import Engine, EngineConfig, Keyframe, Picture, Request
+from twinreel.serve import preview
+from twinreel.serve.preview import Previewer, fit_map, load_map, paint
+
+RNG = np.random.default_rng(4)
+
+
+def test_a_map_is_found_again() -> None:
+    rows = RNG.normal(0, 0.1, (25, 3)).astype(np.float32)
+    latents = RNG.normal(size=(500, 24)).astype(np.float32)
+    found = fit_map(latents, latents @ rows[:-1] + rows[-1])
+    assert np.allclose(found, rows, atol=1e-4)
+    picture = paint(RNG.normal(size=(24, 2, 3, 4)).astype(np.float32), rows)
+    assert picture.shape == (2, 3, 4, 3) and picture.dtype == np.uint8
+
+
+def test_weights_without_a_map_have_no_preview(tmp_path: Path) -> None:
+    assert load_map(tmp_path) is None
+    for text in ("{", "[]", '{"rows": [[1, 2]]}', '{"rows": "x"}'):
+        (tmp_path / preview.MAP).write_text(text)
+        assert load_map(tmp_path) is None
+
+
+def test_a_run_shows_what_forms(tiny_original: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The last preview is the map of the final latents, whatever stands before the target among the rows."""
+    monkeypatch.setattr(preview, "EVERY", 0.0)
+    model = Path(shutil.copytree(tiny_original, tmp_path / "model"))
+    engine = Engine(EngineConfig(model=str(model), device="cpu", threads=2))
+    channels = engine.spec.video.latent_channels
+    rows = RNG.normal(0.5, 0.1, (channels + 1, 3)).astype(np.float32)
+    (model / preview.MAP).write_text(json.dumps({"rows": rows.tolist()}))
+    request = Request("p", keyframes=(Keyframe(Picture(np.zeros((64, 96, 3), np.uint8))),), duration=0.9, steps=4)
+    made, final = [], {}
+    previewer = Previewer(engine, tmp_path, (7, 96, 64), made.append)
+
+    def boundary(name: str, values: dict, part: int = 0, parts: int = 1) -> None:
+        previewer.boundary(name, values, part)
+        if name == "latents":
+            final["video"] = values["video"][0].numpy()
+
+    engine.generate(request, boundary=boundary)
+    assert final["video"].shape[1] == 7 and made == [preview.PICTURE] * 3
+    with Image.open(tmp_path / preview.PICTURE) as picture:
+        expected = paint(final["video"], rows)
+        assert picture.n_frames == 7 and picture.size == (expected.shape[2], expected.shape[1])
+        assert np.abs(np.asarray(picture.convert("RGB"), int) - expected[0]).mean() < 16  # WebP is lossy
