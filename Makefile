@@ -24,10 +24,11 @@ $(STAMP): pyproject.toml constraints.txt
 
 demo: $(STAMP)
 	mkdir -p out
-	$(BIN)/twinreel generate "A red ball bounces across a wooden floor; each bounce is a dull knock." -o out/sentence.mp4 --overwrite
-	$(BIN)/python examples/picture.py out/sea.png
-	$(BIN)/twinreel generate "The sun sinks into the sea. Small waves hiss on the sand." --first out/sea.png -o out/picture.mp4 --overwrite
-	@echo; echo "Made out/sentence.mp4 and out/picture.mp4 (from out/sea.png), each with a .json report beside it."
+	$(BIN)/twinreel generate "a red ball bounces and a low bell rings at every bounce" -o out/sentence.mp4 --overwrite
+	$(BIN)/python examples/picture.py out/still.png
+	$(BIN)/twinreel generate "starting from <Picture 1>, the green ball slides from right to left on a dark background \
+and a high hum is heard as it moves." --first out/still.png -o out/picture.mp4 --overwrite
+	@echo; echo "Made out/sentence.mp4 and out/picture.mp4 (from out/still.png), each with a .json report beside it."
 
 test: $(STAMP)
 	$(BIN)/python -m pytest -q --durations=15 $(ARGS)

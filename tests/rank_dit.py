@@ -48,9 +48,13 @@ def packed(text: int, conditions: int, audio: int, video: int) -> PackedLayout:
     )
 
 
-def dit_of(parallel: Parallel, spec: DiTSpec = HEADS) -> tuple[DiT, LiveModulation]:
-    """The DiT of a rank, with its part of `golden_weights`."""
-    dit, modulation = DiT(spec, select("reference"), parallel, torch.float32), LiveModulation(spec, torch.float32)
+def dit_of(parallel: Parallel, kernels: bool = False) -> tuple[DiT, LiveModulation]:
+    """The DiT of a rank, with its part of `golden_weights`. `kernels`: q and k are normalised by Triton's interpreter."""
+    spec, ops = HEADS, select("reference")
+    if kernels:
+        spec = replace(spec, layers=1, refiner_layers=0)  # the interpreter is slow
+        ops = replace(ops, qk_norm_rope=select("triton", head_dim=spec.head_dim).qk_norm_rope)
+    dit, modulation = DiT(spec, ops, parallel, torch.float32), LiveModulation(spec, torch.float32)
     weights = golden_weights(spec)
     for name, module in dit.named_modules():
         if isinstance(module, ColumnLinear | RowLinear):
@@ -81,9 +85,9 @@ def call(dit: DiT, modulation: LiveModulation, layout: PackedLayout, parallel: P
 
 
 @lru_cache(maxsize=8)
-def alone(counts: tuple[int, int, int, int]) -> tuple[Tensor, Tensor]:
+def alone(counts: tuple[int, int, int, int], kernels: bool = False) -> tuple[Tensor, Tensor]:
     """The same on one rank."""
-    return call(*dit_of(Parallel.single()), packed(*counts), Parallel.single())
+    return call(*dit_of(Parallel.single(), kernels), packed(*counts), Parallel.single())
 
 
 def joined(place: Place, mesh: Mesh, relayout: Relayout = PLAIN, chunks: int = 1) -> Parallel:
@@ -93,10 +97,17 @@ def joined(place: Place, mesh: Mesh, relayout: Relayout = PLAIN, chunks: int = 1
     return replace(place.kept[mesh], strategy=partial(Ulysses, relayout=relayout, chunks=chunks))
 
 
-def distances(place: Place, mesh: Mesh, counts: tuple[int, int, int, int], chunks: int = 1) -> list[float]:
-    """Relative L2 distance of video and audio rows to one rank; 0 is the same bits."""
-    parallel = joined(place, mesh, chunks=chunks)
-    made, wanted = call(*dit_of(parallel), packed(*counts), parallel), alone(counts)
+def distances(
+    place: Place, mesh: Mesh, counts: tuple[int, int, int, int], chunks: int = 1, kernels: bool = False
+) -> list[float]:
+    """Relative L2 distance of video and audio rows to one rank; 0 is the same bits. `kernels`: of the relayout, too."""
+    relayout = PLAIN
+    if kernels:
+        from twinreel.ops import relayout as triton
+
+        relayout = Relayout("packed", triton.pack, triton.merge)
+    parallel = joined(place, mesh, relayout, chunks)
+    made, wanted = call(*dit_of(parallel, kernels), packed(*counts), parallel), alone(counts, kernels)
     return [
         0.0 if torch.equal(a, b) else max(((a - b).norm() / b.norm()).item(), 1e-30)
         for a, b in zip(made, wanted, strict=True)

@@ -74,7 +74,7 @@ def test_generate_says_where_the_file_is(capsys):
     assert (asked["path"], asked["output"]) == (Path("b.mp4"), vars(OutputOptions(crf=20)))
     out, err = capsys.readouterr()
     assert out == "b.mp4: 1344x768, 124 frames (5.17 s), 50 steps = 49 calls, seed 42, made in 6.2 s\n"
-    assert "denoise: 49 calls in 4.9 s" in err and "random weights" not in err
+    assert "denoise: 49 calls in 4.9 s" in err and "miniature" not in err
 
 
 def test_generate_json_is_one_line_and_progress_stays_on_stderr(capsys):
@@ -87,10 +87,10 @@ def test_generate_json_is_one_line_and_progress_stays_on_stderr(capsys):
     assert "denoise" in err
 
 
-def test_the_stand_in_is_named_plainly(capsys):
+def test_the_bundled_model_is_named_plainly(capsys):
     assert cli.main(["generate", "A cat.", "--quiet"]) == 0
     err = capsys.readouterr().err
-    assert "random weights" in err and "noise" in err and "denoise" not in err
+    assert "bundled miniature" in err and "only its own little world" in err and "denoise" not in err
     assert Recorder.asked["config"].model is None
     cli.main(["generate", "A cat.", "--component", "transformer=t", "--quiet"])
     assert capsys.readouterr().err == ""

@@ -208,6 +208,36 @@ def test_what_cannot_be_dealt_out_is_refused_before_a_process_starts(
         Engine(EngineConfig(**({"model": model, "device": "cpu"} | options)))  # type: ignore[arg-type]
 
 
+PARENT = """
+import sys, time
+from twinreel import Engine, EngineConfig
+engine = Engine(EngineConfig(model=sys.argv[1], device="cpu", threads=1, gpus=2))
+print(*engine._ranks.pids, flush=True)
+time.sleep(600)
+"""
+
+
+def test_ranks_end_with_the_process_that_started_them(model: str) -> None:
+    path = os.pathsep.join(folder for folder in sys.path if folder)
+    command, own = [sys.executable, "-c", PARENT, model], {**os.environ, "PYTHONPATH": path}
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=own) as parent:
+        assert parent.stdout is not None
+        children = [int(word) for word in parent.stdout.readline().split()]
+        assert len(children) == 2 and all(Path(f"/proc/{pid}").exists() for pid in children)
+        parent.kill()
+    end = time.monotonic() + MOST
+    while time.monotonic() < end and any(alive(pid) for pid in children):
+        time.sleep(0.1)
+    assert not any(alive(pid) for pid in children)
+
+
+def alive(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
+
+
 def test_torchrun_and_a_second_engine_beside_the_first(model: str, engine: Engine, tmp_path: Path) -> None:
     out = tmp_path / "out.npz"
     words = ["generate", T2VA.prompt, "--model", model, "--steps", "3", "--duration", "0.9", "--device", "cpu"]

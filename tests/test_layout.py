@@ -1,4 +1,4 @@
-"""The packed sequence: golden checksums of SPEC 13.4, golden spans, and patchify's inverse."""
+"""The packed sequence: golden checksums of SPEC 13.4, golden spans, patchify's inverse, shards."""
 
 from __future__ import annotations
 
@@ -8,7 +8,20 @@ import numpy as np
 import pytest
 import torch
 
-from twinreel.layout import PackedLayout, build_layout, pairwise_span, patchify, sequential_span, unpatchify
+import rank_dit
+from twinreel.layout import (
+    CLOCK_VIDEO,
+    PADDING_TAG,
+    SHARD_ROWS,
+    PackedLayout,
+    build_layout,
+    pairwise_span,
+    patchify,
+    sequential_span,
+    shard,
+    shard_sizes,
+    unpatchify,
+)
 from twinreel.plan import Condition, Plan
 from twinreel.spec import Spec
 
@@ -112,3 +125,29 @@ def test_patchify_order_and_inverse() -> None:
     # row 1 of frame 0: columns 2..3 of rows 0..1; features (c, ph, pw)
     assert rows[1].tolist() == [2, 3, 8, 9, 74, 75, 80, 81]
     assert torch.equal(unpatchify(rows, (3, 4, 6), (1, 2, 2)), latents)
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 4, 7, 8])
+def test_shards_cover_every_row_once(ranks: int) -> None:
+    whole = rank_dit.packed(37, 20, 74, 301)
+    parts = [shard(whole, ranks, rank) for rank in range(ranks)]
+    rows = {part.layout.rows for part in parts}
+    assert len(rows) == 1 and (ranks == 1 or not rows.pop() % SHARD_ROWS)
+    positions = torch.cat([part.layout.positions_S3 for part in parts])
+    assert torch.equal(positions[: whole.rows], whole.positions_S3) and not positions[whole.rows :].any()
+    tags, clock = (torch.cat([getattr(part.layout, name) for part in parts]) for name in ("tags_S", "clock_S"))
+    assert torch.equal(tags[: whole.rows], whole.tags_S) and set(tags[whole.rows :].tolist()) <= {PADDING_TAG}
+    assert torch.equal(clock[: whole.rows], whole.clock_S) and set(clock[whole.rows :].tolist()) <= {CLOCK_VIDEO}
+    for kind in ("text", "video", "audio"):
+        found = [getattr(part.layout, f"{kind}_indices") + part.first for part in parts]
+        assert torch.equal(torch.cat(found), getattr(whole, f"{kind}_indices"))
+        slices = [getattr(part, kind) for part in parts]
+        assert [part.start for part in slices] == [0, *[part.stop for part in slices[:-1]]]
+    assert sum(part.layout.condition_video for part in parts) == 20
+    assert all(part.used == whole.rows and part.layout.condition_audio == 0 for part in parts)
+    video, audio = shard_sizes(whole, ranks)
+    assert (sum(video), sum(audio)) == (321, 74) and len(video) == ranks
+    if ranks == 8:
+        assert 0 in audio and not len(parts[-1].layout.video_indices)  # ranks without sound; one of padding alone
+    indices = torch.cat([part.take(torch.arange(whole.rows), -5) for part in parts])
+    assert torch.equal(indices[: whole.rows], torch.arange(whole.rows)) and set(indices[whole.rows :].tolist()) <= {-5}

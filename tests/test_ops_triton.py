@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, library
 
 import op_cases as cases
 from op_model import Counting, check_model
@@ -138,7 +138,7 @@ def test_fakes_and_schemas_hold() -> None:
         (euler.euler, (pair, [p.clone() for p in pair], outs, [0.5, 0.5, 0.5, 0.25, 0.75, 0.25]), {}),
     ]
     for op, arguments, options in samples:
-        torch.library.opcheck(op, arguments, options, test_utils=("test_schema", "test_faketensor"))
+        library.opcheck(op, arguments, options, test_utils=("test_schema", "test_faketensor"))
 
 
 def test_compiling_meets_no_graph_break() -> None:

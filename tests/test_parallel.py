@@ -19,15 +19,57 @@ TWO = tuple(Axis("tp", size=2, rank=rank) for rank in range(2))
 
 WORKER = """
 import sys, torch, torch.distributed as dist
-from twinreel.parallel import Axis
+from twinreel.parallel import Axis, Meter
+from twinreel.parallel.team import Team, is_agreed
+from twinreel.parallel.tiles import deal
 rank = int(sys.argv[2])
 dist.init_process_group("gloo", init_method="file://" + sys.argv[1], rank=rank, world_size=2)
-axis = Axis("sp", size=2, rank=rank)
+meter = Meter()
+axis = Axis("sp", size=2, rank=rank, meter=meter)
 mine = torch.arange(4.0).view(2, 2) + 10 * rank
 assert axis.all_gather(mine).tolist() == [[0, 1], [2, 3], [10, 11], [12, 13]]
 assert axis.all_gather(mine.t(), dim=1).tolist() == [[0, 2, 10, 12], [1, 3, 11, 13]]
 assert axis.vote(torch.tensor([rank, 1 - rank, 0])).tolist() == [1, 1, 0]
 assert axis.all_reduce(mine).tolist() == [[10, 12], [14, 16]]
+own = torch.full((3 * rank, 2), float(rank))
+assert axis.join(own, (0, 3)).tolist() == [[1, 1]] * 3
+assert axis.join(torch.full((2 - rank,), rank), (2, 1)).tolist() == [0, 0, 1]
+assert axis.exchange(torch.tensor([[10 * rank], [10 * rank + 1]])).wait().tolist() == [[rank], [10 + rank]]
+assert axis.tell_all({"rank": rank}) == [{"rank": 0}, {"rank": 1}] and axis.from_first(rank) == 0
+
+made = []
+def make(job):
+    made.append(job)
+    return torch.full((2 if job < 2 else 1, 3), float(job))
+for count in (1, 2, 3):  # fewer jobs than ranks; the last one shorter
+    made.clear()
+    sizes = [2, 2, 1][:count]
+    dealt = [part.tolist() for part in deal(make, sizes, axis, torch.device("cpu"))]
+    assert dealt == [[[float(job)] * 3] * size for job, size in enumerate(sizes)], dealt
+    assert made == list(range(rank, count, 2))
+
+costs = meter.lap()
+assert costs["sp.all_to_all"]["calls"] == 1 and costs["sp.all_to_all"]["bytes"] == 16
+assert costs["sp.all_reduce"]["bytes"] == 16 and costs["sp.all_reduce"]["exposed_seconds"] > 0 and not meter.lap()
+
+team = Team(axis)
+assert team.leads == (rank == 0) and team.first(lambda: rank) == 0 and team.together(lambda: rank) == rank
+class Local(Exception):
+    pass
+def fail(who, error):
+    if rank == who:
+        raise error
+for attempt, kind, words in (
+    (lambda: team.first(lambda: fail(0, ValueError("no"))), ValueError, "no"),
+    (lambda: team.together(lambda: fail(1, ValueError("no"))), ValueError, "no"),
+    (lambda: team.together(lambda: fail(1, type("Odd", (Exception,), {})("kept"))), RuntimeError, "Odd: kept"),
+):
+    try:
+        attempt()
+    except kind as error:
+        assert str(error) == words and is_agreed(error), error
+    else:
+        raise AssertionError("an error of one rank is every rank's")
 dist.destroy_process_group()
 """
 

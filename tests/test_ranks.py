@@ -48,6 +48,15 @@ def test_rows_over_ranks_are_bit_equal(pool: Pool, rows: str) -> None:
             assert found == [0.0, 0.0], (chunks, found)
 
 
+def test_packed_and_overlapped_rows_over_ranks_are_bit_equal(pool: Pool) -> None:
+    if pool.world != 2:
+        pytest.skip("the interpreter is slow; other numbers of ranks differ in sizes only, which test_ulysses covers")
+    pytest.importorskip("triton")
+    for chunks in (1, 2):
+        for found in pool.run(rank_dit.distances, Mesh(sp=2), ROWS["short"], chunks, True):
+            assert found == [0.0, 0.0], (chunks, found)
+
+
 def test_heads_over_ranks_are_close(pool: Pool) -> None:
     world = pool.world
     meshes = [Mesh(tp=world), *(Mesh(sp, world // sp) for sp in (2, 4) if world % sp == 0 and sp < world)]

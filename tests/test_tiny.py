@@ -1,4 +1,4 @@
-"""The miniature: the same bytes every time, sane activations, and a cache that is whole or absent."""
+"""The random miniature: the same bytes every time, sane activations; and the bundled one: whole and small."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ import pytest
 import torch
 
 from tiny import load, tiny_spec, write_tiny
-from twinreel.demo import tiny
-from twinreel.errors import ConfigError
-from twinreel.weights import locate
+from twinreel.demo import bundled_model
+from twinreel.spec import Partition
+from twinreel.weights import locate, verify
 
 
 def contents(folder: Path) -> dict[str, bytes]:
@@ -30,25 +30,11 @@ def test_unknown_layout(tmp_path: Path) -> None:
         write_tiny(tmp_path, "safetensors")
 
 
-def test_bundled_model_is_built_once_and_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    folder = tiny.bundled_model(tmp_path / "cache")
-    assert locate(folder).partitions == (tiny.ALL_TASKS,)
-    assert list(folder.parent.iterdir()) == [folder], "no half-built folder is left"
-
-    def never(*_: object, **__: object) -> Path:
-        raise AssertionError("built twice")
-
-    monkeypatch.setattr(tiny, "write_tiny", never)
-    assert tiny.bundled_model(tmp_path / "cache") == folder
-    with pytest.raises(AssertionError, match="built twice"):
-        tiny.bundled_model(tmp_path / "other")
-    assert list((tmp_path / "other").iterdir()) == []
-
-
-def test_bundled_model_where_nothing_can_be_written(tmp_path: Path) -> None:
-    (tmp_path / "file").write_text("in the way")
-    with pytest.raises(ConfigError, match="cannot be built there .*name a model folder"):
-        tiny.bundled_model(tmp_path / "file")
+def test_the_bundled_model_is_whole_and_small() -> None:
+    report = verify(bundled_model())
+    assert locate(bundled_model()).partitions == (Partition("demo", ("t2va", "fl2va", "ref2va")),)
+    assert report
+    assert sum(path.stat().st_size for path in bundled_model().rglob("*") if path.is_file()) <= 20e6
 
 
 def test_activations_stay_sane(tiny_original: Path) -> None:

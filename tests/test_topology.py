@@ -7,9 +7,11 @@ from dataclasses import replace
 import pytest
 
 from twinreel import ConfigError, EngineConfig
+from twinreel.config import resolve
+from twinreel.demo.tiny import tiny_spec
 from twinreel.launch import Seat
 from twinreel.parallel.mesh import Mesh
-from twinreel.topology import Sizes, choose_mesh, num_ranks
+from twinreel.topology import Sizes, choose_mesh, choose_strategy, num_ranks
 
 GIB = 1 << 30
 DIT = 38 * GIB  # the released DiT in bf16 without the projections that become tables
@@ -57,6 +59,19 @@ def test_what_is_asked_for() -> None:
 def test_refusals(count: int, options: dict[str, object], words: str) -> None:
     with pytest.raises(ConfigError, match=words):
         chosen(count, 80, **options)
+
+
+def test_attend_variants() -> None:
+    two, dit = Mesh(sp=2), tiny_spec().dit
+    config, choices = EngineConfig(device="cpu", ops="reference"), resolve(EngineConfig(device="cpu"), dit.head_dim)
+    assert choose_strategy(config, Mesh(), choices, dit)[1:] == ("local", "rows are on one rank")
+    assert choose_strategy(config, two, choices, dit)[1] == "plain"
+    with pytest.raises(ConfigError, match="attend: packed: needs the triton table of ops, this run has reference"):
+        choose_strategy(replace(config, attend="packed"), two, choices, dit)
+    with pytest.raises(ConfigError, match="attend: overlapped: 1 heads a rank cannot go in 2 chunks"):
+        choose_strategy(replace(config, attend="overlapped"), two, choices, dit)
+    with pytest.raises(ConfigError, match="this mesh has sp 1"):
+        choose_strategy(replace(config, attend="plain"), Mesh(tp=2), choices, dit)
 
 
 def test_a_launcher_decides_how_many() -> None:

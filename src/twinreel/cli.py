@@ -28,9 +28,9 @@ if TYPE_CHECKING:
 STOPPED = 128  # plus the signal's number, as shells count
 FAULTY = 5
 
-STAND_IN = (
-    "no --model: using a miniature with random weights. It runs the whole program, but what comes out is noise, "
-    "to look at and to listen to; turn the volume down."
+BUNDLED = (
+    "no --model: using the bundled miniature, which knows only its own little world: coloured shapes that bounce, slide, "
+    "orbit or appear, with bells, clicks, buzzes and hums (docs/demo-model.md says how well)."
 )
 
 
@@ -182,7 +182,7 @@ def running(flags: EngineFlags, report: ReportFlags) -> Iterator[tuple[Engine, W
 
     config, speaks = flags.build(), leads()
     if speaks and config.model is None and not config.components:
-        print(f"twinreel: {STAND_IN}", file=sys.stderr)
+        print(f"twinreel: {BUNDLED}", file=sys.stderr)
     with ExitStack() as stack:
         shown = progress(report.quiet or not speaks)
         stack.enter_context(shown)

@@ -26,13 +26,14 @@ class EngineConfig:
     """How an engine is built. `auto` may pick, and says what it picked; a named choice works or raises ConfigError.
 
     Args:
-        model: folder of the weights; None is the bundled stand-in.
+        model: folder of the weights; None is the bundled miniature.
         components: folder by component name (`COMPONENTS`), over what `model` holds.
         device: `auto`, `cpu`, `cuda` or `cuda:N`.
         precision: of the DiT and the conditioner: `auto` is bf16 on CUDA and fp32 on CPU. fp32 islands stay fp32.
         vae_encode: `fp32`, or `tf32` (CUDA only, faster, not exact).
         residency: `all` keeps every part loaded; `stages` drops a stage's parts after it; `auto` looks at free memory.
-        ops: name of the ops table, or `auto`: Triton kernels on CUDA, plain PyTorch elsewhere.
+        ops: name of the ops table: `reference` (plain PyTorch), `triton`, or `auto`, which is `reference` until the
+            kernels have run on a device.
         attention: `fa3`, `fa4`, `cudnn`, `flash`, `sdpa`, `math`, or `auto`: the fastest that works on this device.
         adaln: `live` keeps the projections that turn timesteps into modulation (two fifths of the DiT) loaded;
             `precompute` reads them once for each schedule and keeps tables, same bits; `auto` is `precompute` where
@@ -169,7 +170,7 @@ def _device(name: str) -> torch.device:
     if device.type not in ("cpu", "cuda"):
         raise ConfigError(f"device: got {name!r}; use auto, cpu, cuda or cuda:N")
     if device.type == "cuda" and (device.index or 0) >= count:
-        raise ConfigError(f"device: got {name!r}; this machine shows {count} CUDA devices")
+        raise ConfigError(f"device: got {name!r}, and this machine shows {count} CUDA devices; use auto or cpu")
     return torch.device("cuda", device.index or 0) if device.type == "cuda" else torch.device("cpu")
 
 

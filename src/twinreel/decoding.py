@@ -105,6 +105,8 @@ def decode(
         yield waveform
         if picture:
             yield from _pictures(latents, parts, stages, attempts, rounding)
+        if costs := parts.lap():
+            latents.facts["decode"]["communication"] = costs
 
 
 def decode_sound(audio: Tensor, parts: Parts) -> np.ndarray:

@@ -15,7 +15,7 @@ from .config import EngineConfig
 
 # Optional parts: what each is for, and what its absence costs.
 PARTS: Mapping[str, tuple[tuple[str, ...], str]] = {
-    "triton": (("triton",), "ops of plain PyTorch: same results, more passes over memory"),
+    "triton": (("triton",), "no --ops triton; plain PyTorch gives the same results with more passes over memory"),
     "fa3 (extra hopper)": (("fa3_fwd_interface",), "on H100 and H200 attention goes through cuDNN, which is slower"),
     "scikit-image (extra quality)": (("skimage",), "compare and validate leave SSIM out, or need --no-ssim"),
     "server (extra serve)": (

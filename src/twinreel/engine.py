@@ -205,9 +205,10 @@ class Engine:
         """Raise Cancelled if any rank heard it; the modalities of which any rank has a value that is not finite."""
         rows = vars(velocity) if velocity else {}
         ballots = [torch.tensor(self._cancel.is_set()), *(~torch.isfinite(x).all() for x in rows.values())]
-        device = self.parts.choices.device
+        every = self.parts.parallel.every
+        device = self.parts.choices.device if rows or every.size > 1 else torch.device("cpu")
         ballot = torch.stack([each.to(device, torch.int32) for each in ballots])
-        cancelled, *broken = self.parts.parallel.every.vote(ballot).tolist()
+        cancelled, *broken = every.vote(ballot).tolist()
         if cancelled:
             raise agreed(Cancelled("the request was cancelled"))
         return [name for name, bad in zip(rows, broken, strict=True) if bad]
@@ -231,7 +232,7 @@ def _model_path(config: EngineConfig) -> Path | None:
         return Path(config.model)
     if config.components:
         return None
-    from .demo.tiny import bundled_model
+    from .demo import bundled_model
 
     return bundled_model()
 

@@ -147,7 +147,7 @@ class EngineFlags:
     """What to make it with."""
 
     model: Optional[str] = None
-    """Folder of the weights, either released layout or one partition. Default: a random miniature that makes noise."""
+    """Folder of the weights, either released layout or one partition. Default: the bundled miniature of a little world."""
     component: Annotated[tuple[str, ...], tyro.conf.arg(metavar="NAME=PATH")] = ()
     """Folder for one component, repeatable, such as transformer=PATH."""
     device: str = EngineConfig.device
@@ -159,7 +159,7 @@ class EngineFlags:
     residency: str = EngineConfig.residency
     """auto, all (every part stays loaded) or stages (parts leave the device between stages)."""
     ops: str = EngineConfig.ops
-    """Table of kernels: auto (Triton on CUDA), triton or reference."""
+    """Table of kernels: auto, reference (plain PyTorch, what auto takes) or triton (CUDA; no device has run it yet)."""
     attention: str = EngineConfig.attention
     """Attention kernel: auto (the fastest that works here; doctor prints it), fa3, fa4, cudnn, flash, sdpa or math."""
     adaln: str = EngineConfig.adaln

@@ -126,11 +126,11 @@ class Ranks:
         """
         self._await_ready()
         self._runs += 1
-        self._running = self._runs
         self._waiting = {member.rank for member in self._members}
         try:
             for member in self._members:
                 put(member.line, ("run", self._runs, os.getcwd(), order, boundary is not None))
+            self._running = self._runs  # not before: a signal's cancel must not cut an order in two
             return self._listen(watch, boundary)
         except (EOFError, OSError) as error:
             if not any(member.process.poll() is not None for member in self._members):
@@ -265,6 +265,7 @@ class Ranks:
                 "WORLD_SIZE": self._count, "LOCAL_WORLD_SIZE": self._count,
                 "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": listener.getsockname()[1],
                 "PYTHONPATH": os.pathsep.join(path for path in sys.path if path),
+                "TORCH_NCCL_DUMP_ON_TIMEOUT": 0,  # a stuck rank would first write its history, for as long again
             }  # fmt: skip
             self._members = [self._start_rank(rank, listener.fileno(), variables) for rank in range(self._count)]
         for member in self._members:

@@ -69,6 +69,11 @@ class Parts:
     def __getitem__(self, name: str) -> Any:
         return self._modules[name]
 
+    def lap(self) -> dict[str, Any]:
+        """What this rank's collectives have cost since the last lap; nothing for a rank alone."""
+        meter = self.parallel.every.meter
+        return {} if meter is None else meter.lap()
+
     @contextmanager
     def resident(self, stages: Stages, *names: str) -> Iterator[None]:
         """Have `names` loaded inside the block; afterwards `stages` residency lets them go. Raises CheckpointError."""

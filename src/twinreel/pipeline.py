@@ -187,13 +187,7 @@ def encode(settled: Settled, parts: Parts, stages: Stages) -> Encoded:
     named = ("visual", visual), ("sound", sound)
     stages.boundary("conditions", {f"{kind}.{i}": value for kind, group in named for i, value in enumerate(group)})
     hits = {"hits": len(wanted) - len(missing), "misses": len(missing)}
-    return Encoded(values[0], ConditionLatents(visual, sound), flags, hits, lap(parts))
-
-
-def lap(parts: Parts) -> dict[str, Any]:
-    """What this rank's collectives have cost since the last lap; nothing for a rank alone."""
-    meter = parts.parallel.every.meter
-    return {} if meter is None else meter.lap()
+    return Encoded(values[0], ConditionLatents(visual, sound), flags, hits, parts.lap())
 
 
 def wanted_text(prompt: Prompt, parts: Parts) -> Wanted:
@@ -266,7 +260,7 @@ def run_steps(work: Work, rows: Rows, parts: Parts, stages: Stages) -> tuple[Row
 
     def watched_vote(step: int, velocity: Rows) -> None:
         work.vote(step, velocity)
-        costs.append(lap(parts))
+        costs.append(parts.lap())
         if stages.followed:
             stages.boundary("velocity", vars(whole(velocity)), step, sigmas.calls)
         stages.tell(step + 1, sigmas.calls)
@@ -281,7 +275,7 @@ def run_steps(work: Work, rows: Rows, parts: Parts, stages: Stages) -> tuple[Row
             own = own.to(parts.choices.device)
             own = denoise(own, part.layout, sigmas, velocity_at, work.policy, watched_vote, move=move)
             rows = whole(own).to("cpu")
-    after = {"denoise": costs, "gather": lap(parts)}
+    after = {"denoise": costs, "gather": parts.lap()}
     return rows, {"flags": flags, "adaln": adaln, "communication": after}
 
 

@@ -1,24 +1,18 @@
 """A miniature with random weights in the released layouts: it runs the whole program, and what comes out is noise.
 
-It stands in for the bundled model, and the tests are built on it. The sizes of the DiT and of the video VAE are those
+The tests are built on it. The sizes of the DiT and of the video VAE are those
 of SPEC 13.7.
 """
 
 from __future__ import annotations
 
-import hashlib
 import json
 import math
-import os
-import shutil
-import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..errors import ConfigError
 from ..spec import AudioVAESpec, DiTSpec, Partition, ProcessorSpec, Spec, TextSpec, VideoVAESpec, World
-from ..weights import keymap
 from . import tiny_configs as configs
 from .tiny_tokenizer import VOCAB, token_ids, write_tokenizer
 
@@ -97,37 +91,6 @@ def write_tiny(folder: Path | str, layout: str = "original", spec: Spec | None =
     else:
         raise ValueError(f"layout {layout!r} is none of original, diffusers, single")
     return folder
-
-
-def bundled_model(cache: Path | None = None) -> Path:
-    """The miniature's folder below `cache` (default `~/.cache/twinreel`), built on first use. ConfigError where that
-    cannot be written."""
-    parent = cache or Path.home() / ".cache" / "twinreel"
-    folder = parent / f"miniature-{_source_digest()}"
-    if folder.is_dir():
-        return folder
-    try:
-        parent.mkdir(parents=True, exist_ok=True)
-        partial = Path(tempfile.mkdtemp(prefix="miniature-", dir=parent))
-    except OSError as error:
-        raise ConfigError(f"{parent}: the miniature cannot be built there ({error}); name a model folder") from error
-    try:
-        write_tiny(partial, layout="single")
-        os.rename(partial, folder)  # whole or not at all; another process may have been first
-    except OSError as error:
-        if not folder.is_dir():
-            raise ConfigError(
-                f"{folder}: the miniature cannot be built there ({error}); name a model folder"
-            ) from error
-    finally:
-        shutil.rmtree(partial, ignore_errors=True)
-    return folder
-
-
-def _source_digest() -> str:
-    """Names the cache folder after the code that fills it, so that a changed miniature is never an old one's files."""
-    sources = [*sorted(Path(__file__).parent.glob("tiny*.py")), Path(keymap.__file__)]
-    return hashlib.sha256(b"".join(source.read_bytes() for source in sources)).hexdigest()[:12]
 
 
 def _wave(count: int, center: float, swing: float) -> tuple[float, ...]:

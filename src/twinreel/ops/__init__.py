@@ -160,8 +160,8 @@ def select(
     chosen, why = name, "asked for"
     if name == "auto":
         unmeasured = "the triton kernels have not run on a device yet; name them to use them"
-        problem = unmeasured if place.device.type == "cuda" else "kernels are for CUDA devices"
-        chosen, why = "reference", f"auto: {problem}"
+        reason = unmeasured if place.device.type == "cuda" else "kernels are for CUDA devices"
+        chosen, why = "reference", f"auto: {reason}"
     elif name in REFUSALS and (problem := REFUSALS[name](place)):
         raise ValueError(f"ops {name!r} cannot run here: {problem}")
     function, reason = dense.choose(attention, place.device, dtype, head_dim)

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, library
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 AttentionFn = Callable[[Tensor, Tensor, Tensor, int], Tensor]
@@ -54,7 +54,7 @@ def math(q_SHd: Tensor, k_SHd: Tensor, v_SHd: Tensor, used: int) -> Tensor:
         return sdpa(q_SHd, k_SHd, v_SHd, used)
 
 
-@torch.library.custom_op("twinreel::fa3", mutates_args=())
+@library.custom_op("twinreel::fa3", mutates_args=())
 def _fa3(q_SHd: Tensor, k_SHd: Tensor, v_SHd: Tensor) -> Tensor:
     # Its own fake imports a module that the wheel lacks; ours stands in front of it.
     from fa3_fwd_interface import flash_attn_func
@@ -74,7 +74,7 @@ def fa3(q_SHd: Tensor, k_SHd: Tensor, v_SHd: Tensor, used: int) -> Tensor:
     return _padded(_fa3(q_SHd[:used], k_SHd[:used], v_SHd[:used]), q_SHd.shape[0])
 
 
-@torch.library.custom_op("twinreel::fa4", mutates_args=())
+@library.custom_op("twinreel::fa4", mutates_args=())
 def _fa4(q_SHd: Tensor, k_SHd: Tensor, v_SHd: Tensor) -> Tensor:
     from flash_attn.cute import flash_attn_func
 

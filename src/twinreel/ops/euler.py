@@ -6,7 +6,7 @@ from collections.abc import Sequence
 import torch
 import triton
 import triton.language as tl
-from torch import Tensor
+from torch import Tensor, library
 
 from twinreel.ops.rounding import EXACT
 
@@ -34,7 +34,7 @@ def _kernel(
         _move(x_a, velocity_a, out_a, count_a, sigma_a, ratio_a, rest_a, block - video_blocks, BLOCK)
 
 
-@torch.library.custom_op("twinreel::euler", mutates_args={"outs"})
+@library.custom_op("twinreel::euler", mutates_args={"outs"})
 def euler(xs: Sequence[Tensor], velocities: Sequence[Tensor], outs: Sequence[Tensor], factors: Sequence[float]) -> None:
     """Two streams (video, audio) of contiguous fp32 rows, moved into `outs`, which may be `xs` (SPEC 7).
 

@@ -7,7 +7,7 @@ Legend: S packed rows, D hidden, M rows of a modulation table.
 import torch
 import triton
 import triton.language as tl
-from torch import Tensor
+from torch import Tensor, library
 
 from twinreel.ops.rounding import EXACT, round_like
 
@@ -34,7 +34,7 @@ def warps_for(block: int) -> int:
     return max(1, min(4, block // 512))
 
 
-@torch.library.custom_op("twinreel::gate_add", mutates_args=())
+@library.custom_op("twinreel::gate_add", mutates_args=())
 def gate_add(x_SD: Tensor, h_SD: Tensor, gate_MD: Tensor, rows_S: Tensor) -> Tensor:
     """`fl(x + fl(gate[r] * h))` (SPEC 2.5). A new [S, D]; rows of every input may be strided."""
     assert x_SD.stride(1) == h_SD.stride(1) == gate_MD.stride(1) == 1, "rows must be contiguous"

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 import torch
 import triton
 import triton.language as tl
-from torch import Tensor
+from torch import Tensor, library
 
 from twinreel.ops.rounding import EXACT, round_like
 
@@ -74,7 +74,7 @@ def _row_stride(x: Tensor) -> int:
     return x.stride(0)
 
 
-@torch.library.custom_op("twinreel::rms_norm", mutates_args=())
+@library.custom_op("twinreel::rms_norm", mutates_args=())
 def rms_norm(x_SD: Tensor, weight_D: Tensor, eps: float) -> Tensor:
     """RMS norm over the last dim, computed in fp32 with one rounding at the end (SPEC 2.2). A new [S, D]."""
     out_SD = torch.empty(x_SD.shape, dtype=x_SD.dtype, device=x_SD.device)
@@ -83,7 +83,7 @@ def rms_norm(x_SD: Tensor, weight_D: Tensor, eps: float) -> Tensor:
     return out_SD
 
 
-@torch.library.custom_op("twinreel::norm_modulate", mutates_args=())
+@library.custom_op("twinreel::norm_modulate", mutates_args=())
 def norm_modulate(
     x_SD: Tensor, weight_D: Tensor, eps: float, shift_MD: Tensor, scale_MD: Tensor, rows_S: Tensor
 ) -> Tensor:
@@ -98,7 +98,7 @@ def norm_modulate(
     return out_SD
 
 
-@torch.library.custom_op("twinreel::gate_norm_modulate", mutates_args=())
+@library.custom_op("twinreel::gate_norm_modulate", mutates_args=())
 def gate_norm_modulate(
     x_SD: Tensor, h_SD: Tensor, weight_D: Tensor, eps: float, tables: Sequence[Tensor]
 ) -> tuple[Tensor, Tensor]:

@@ -10,7 +10,7 @@ Legend: S rows, H heads, d head dim, R rotary angles (half the rotated dims).
 import torch
 import triton
 import triton.language as tl
-from torch import Tensor
+from torch import Tensor, library
 
 from twinreel.ops.rounding import EXACT, round_like
 
@@ -76,7 +76,7 @@ def warps_for(values: int) -> int:
     return max(1, min(8, values // 512))
 
 
-@torch.library.custom_op("twinreel::qk_norm_rope", mutates_args=())
+@library.custom_op("twinreel::qk_norm_rope", mutates_args=())
 def qk_norm_rope(
     qkv_SH3d: Tensor,
     q_weight_d: Tensor,

@@ -13,7 +13,7 @@ from typing import Protocol
 import torch
 import triton
 import triton.language as tl
-from torch import Tensor
+from torch import Tensor, library
 
 from twinreel.ops.kernels import refusal as kernels_refusal
 from twinreel.ops.qk_norm_rope import MAX_HEADS, _norm_rope, warps_for
@@ -71,7 +71,7 @@ def _merge_kernel(chunk_RShd, out_SHd, rows, valid, width, out_stride, first, WI
     tl.store(out_SHd + row * out_stride + first + rank * width + values, x, mask=inside)
 
 
-@torch.library.custom_op("twinreel::pack_heads", mutates_args=())
+@library.custom_op("twinreel::pack_heads", mutates_args=())
 def _pack(
     qkv_SH3d: Tensor,
     q_weight_d: Tensor,
@@ -120,7 +120,7 @@ def _(
     return qkv_SH3d.new_empty(ranks, rows, 3, heads // ranks, dim)
 
 
-@torch.library.custom_op("twinreel::merge_heads", mutates_args=())
+@library.custom_op("twinreel::merge_heads", mutates_args=())
 def _merge(chunks: Sequence[Tensor], valid: int) -> Tensor:
     ranks, rows, _, dim = chunks[0].shape
     num_heads = sum(ranks * chunk.shape[2] for chunk in chunks)

@@ -7,7 +7,7 @@ Legend: S rows, F feed-forward width.
 import torch
 import triton
 import triton.language as tl
-from torch import Tensor
+from torch import Tensor, library
 
 from twinreel.ops.rounding import EXACT, round_like, silu
 
@@ -30,7 +30,7 @@ def warps_for(block: int) -> int:
     return max(1, min(4, block // 512))
 
 
-@torch.library.custom_op("twinreel::swiglu", mutates_args=())
+@library.custom_op("twinreel::swiglu", mutates_args=())
 def swiglu(u_S2F: Tensor) -> Tensor:
     """`fl(value * fl(silu(gate)))` of [gate | value] (SPEC 1.3, 2.5). A new [S, F]; rows may be strided."""
     assert u_S2F.ndim == 2 and u_S2F.stride(1) == 1, "rows must be contiguous"

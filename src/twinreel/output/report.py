@@ -72,7 +72,7 @@ def hash_file(path: str | os.PathLike[str]) -> str:
 
 def versions() -> dict[str, str | None]:
     """Versions of Python and of the packages that can change a bit; None for one that is not installed."""
-    own = getattr(sys.modules[__package__ or ""], "__version__", None)
+    own = getattr(sys.modules[__name__.partition(".")[0]], "__version__", None)
     found: dict[str, str | None] = {"python": platform.python_version(), "twinreel": own}
     for name in PACKAGES:
         try:

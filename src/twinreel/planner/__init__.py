@@ -168,7 +168,7 @@ def _device(name: str, count: int) -> int | None:
         raise ConfigError(f"device: got {name!r}; use auto, cpu, cuda or cuda:N")
     index = int(number or 0) if name != "auto" else 0
     if index >= count:
-        raise ConfigError(f"device: got {name!r}; this machine shows {count} CUDA devices")
+        raise ConfigError(f"device: got {name!r}, and this machine shows {count} CUDA devices; use auto or cpu")
     return index
 
 
@@ -177,6 +177,6 @@ def _folder(config: EngineConfig) -> Path | None:
         return Path(config.model)
     if config.components:
         return None
-    from ..demo.tiny import bundled_model
+    from ..demo import bundled_model
 
     return bundled_model()

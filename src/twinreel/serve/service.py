@@ -68,7 +68,7 @@ def find_weights(config: EngineConfig) -> Weights:
     check_config(config)
     bundled = config.model is None and not config.components
     if bundled:
-        from ..demo.tiny import bundled_model
+        from ..demo import bundled_model
 
         path: Path | None = bundled_model()
     else:

@@ -52,7 +52,7 @@ def pareto(base: Setup, requests: Sequence[Named], watch: Watch = ignore) -> dic
     points = {}
     with tempfile.TemporaryDirectory(prefix="twinreel-pareto-") as folder:
         runs = Runs(Path(folder), watch)
-        spec = runs.engine(base.engine).parts.spec
+        spec = runs.engine(base.engine).spec
         kept = [named for named in requests if named.request.resolved_task in spec.tasks]
         base_results = runs.run(base, kept)
         for name, setup in setups(base, kept[0].request.steps).items():

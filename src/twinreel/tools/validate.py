@@ -38,7 +38,7 @@ def validate(
     """
     with tempfile.TemporaryDirectory(prefix="twinreel-validate-") as folder:
         runs = Runs(Path(folder), watch)
-        spec = runs.engine(base.engine).parts.spec
+        spec = runs.engine(base.engine).spec
         kept = [named for named in requests if named.request.resolved_task in spec.tasks]
         if not kept:
             raise ConfigError(f"no request left: the weights do {', '.join(spec.tasks)}")

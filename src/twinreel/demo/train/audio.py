@@ -100,7 +100,7 @@ def train(recipe: Recipe, piece: Piece, device: torch.device) -> None:
     weights = Weights({"vae": vae})
     run = Run(STEM, piece, settings.pace, weights)
     pool = SoundPool(settings.scenes, device, run.total * 10_000)
-    spectra, samples = Spectra(device), settings.window * vae.hop
+    samples = settings.window * vae.hop
     for progress in run:
         target = pool.draw(settings.pace.batch, samples)
         z = vae.encode(target)
@@ -108,7 +108,7 @@ def train(recipe: Recipe, piece: Piece, device: torch.device) -> None:
         size = (z.square().mean().clamp(min=1e-8).log()).square()
         # The spectra come in gradually: at first only the waveform says which way is up.
         share = settings.spectral * min(1.0, progress / settings.spectral_from)
-        _learn(run, vae, z, target, spectra, share, 0.01 * size)
+        _learn(run, vae, z, target, (1.0, share), 0.01 * size)
     weights.use_mean()
     run.log.write(step=run.total, **check(vae, settings, device))
 
@@ -122,33 +122,25 @@ def train_decoder(recipe: Recipe, piece: Piece, device: torch.device) -> None:
     weights = Weights({"decoder": vae.decoder})
     run = Run(DECODER_STEM, piece, settings.decoder_pace, weights)
     pool = SoundPool(settings.scenes, device, 700_000 + run.total * 10_000, settings.decoder_clicks)
-    spectra, samples = Spectra(device), settings.decoder_window * vae.hop
+    samples = settings.decoder_window * vae.hop
     for _ in run:
         target = pool.draw(settings.decoder_pace.batch, samples)
         with torch.no_grad():
             z = vae.encode(target)
-        _learn(run, vae, z, target, spectra, 1.0, z.new_zeros(()), settings.decoder_wave)
+        _learn(run, vae, z, target, (settings.decoder_wave, 1.0), z.new_zeros(()))
     weights.use_mean()
     run.log.write(step=run.total, **check(vae, settings, device))
 
 
-def _learn(
-    run: Run,
-    vae: AudioVAE,
-    z: Tensor,
-    target: Tensor,
-    spectra: Spectra,
-    share: float,
-    extra: Tensor,
-    wave_share: float = 1.0,
-) -> None:
+def _learn(run: Run, vae: AudioVAE, z: Tensor, target: Tensor, shares: tuple[float, float], extra: Tensor) -> None:
+    """One step; `shares` weigh waveform and spectra."""
     out = vae.decode(z + NOISE * torch.randn_like(z))
-    wave, spectral = waveform_loss(out, target), spectra(out, target)
+    wave, spectral = waveform_loss(out, target), Spectra(z.device)(out, target)
     power, error = target.square().mean(1), (out - target).square().mean(1)
     snr = (-10 * torch.log10((error / power.clamp(min=1e-8)).clamp(min=1e-8)))[power > 1e-5].mean()
     ratio = out.square().mean().sqrt() / power.mean().sqrt()
     parts = {"wave": wave, "spectral": spectral, "snr": snr, "ratio": ratio, "spread": z.std()}
-    run.learn(wave_share * wave + share * spectral + extra, **parts)
+    run.learn(shares[0] * wave + shares[1] * spectral + extra, **parts)
 
 
 @torch.no_grad()
