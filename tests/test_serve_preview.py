@@ -11,7 +11,9 @@ import pytest
 from PIL import Image
 
 from twinreel import Engine, EngineConfig, Keyframe, Picture, Request
+from twinreel.demo import bundled_model
 from twinreel.serve import preview
+from twinreel.serve.fit_preview import behind
 from twinreel.serve.preview import Previewer, fit_map, load_map, paint
 
 RNG = np.random.default_rng(4)
@@ -56,3 +58,18 @@ def test_a_run_shows_what_forms(tiny_original: Path, tmp_path: Path, monkeypatch
         expected = paint(final["video"], rows)
         assert picture.n_frames == 7 and picture.size == (expected.shape[2], expected.shape[1])
         assert np.abs(np.asarray(picture.convert("RGB"), int) - expected[0]).mean() < 16  # WebP is lossy
+
+
+def test_the_pixels_behind_each_latent() -> None:
+    frames = np.zeros((22, 32, 48, 3), np.uint8)
+    frames[0] = 255  # the first latent stands for one frame, the second for the next four
+    frames[1:3, :16, 16:32, 0] = 255
+    means = behind(frames, 16, 4)
+    assert means.shape == (7, 2, 3, 3)
+    assert (means[0] == 1).all() and means[1, 0, 1].tolist() == [0.5, 0, 0] and means[2:].max() == 0
+    assert means[1].sum() == 0.5
+
+
+def test_the_bundled_model_has_a_map_of_its_colours() -> None:
+    rows = load_map(bundled_model())
+    assert rows is not None and rows.shape == (25, 3) and np.isfinite(rows).all() and np.abs(rows).max() > 0.01
