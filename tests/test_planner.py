@@ -142,3 +142,9 @@ assert code == 0 and "torch" not in sys.modules, code
     assert "1206 target audio, 107856 target video" in done.stdout
     # processor time, so that other work on this machine does not count
     assert end.ru_utime + end.ru_stime - begin.ru_utime - begin.ru_stime < 2
+
+
+def test_several_ranks_are_refused_and_not_ignored(tiny_all: Path) -> None:
+    for ranks in ({"gpus": 2}, {"sp": 2}, {"tp": 2}):
+        with pytest.raises(ConfigError, match="leave out gpus"):
+            plan_request(Request("A cat."), EngineConfig(model=str(tiny_all), **ranks))

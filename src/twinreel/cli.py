@@ -17,6 +17,7 @@ from contextlib import ExitStack, closing, contextmanager
 from typing import TYPE_CHECKING, Any
 
 from .errors import Cancelled, RequestError, TwinreelError
+from .launch import wait_asleep
 from .watch import pass_by
 
 if TYPE_CHECKING:
@@ -36,6 +37,7 @@ BUNDLED = (
 
 def main(words: Sequence[str] | None = None) -> int:
     """Run one command and return its exit code; `words` is the command line without the program's name."""
+    wait_asleep()
     words = sys.argv[1:] if words is None else words
     if list(words) == ["--version"]:
         from . import __version__

@@ -31,6 +31,14 @@ LEAVING = 5.0  # seconds for a process whose line is gone to be gone too
 ENDING = 10.0  # seconds to end a run that its caller has left
 
 
+def wait_asleep() -> None:
+    """Let this process's waiting OpenMP threads sleep instead of spin; only before torch is loaded.
+
+    Beside other work, spinning threads slow each other down several times over. What the person set is kept.
+    """
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+
+
 class RankLost(RuntimeError):
     """A process of a rank ended, or its ranks no longer answer. They are started anew; the next request works."""
 

@@ -27,6 +27,8 @@ NEAR = 1.1  # of a prediction must be free: allocators leave gaps
 def plan_request(request: Request, config: EngineConfig) -> dict[str, Any]:
     """All that `twinreel plan` prints, as plain values. Raises what `Engine` and its `generate` raise at the door."""
     check_config(config)
+    if max(config.gpus or 1, config.sp or 1, config.tp or 1) > 1:
+        raise ConfigError("gpus: the plan estimates one process; leave out gpus, sp and tp")
     checkpoint = locate(_folder(config), config.components, weights=False)  # before the download, too
     spec = read_spec(checkpoint)
     check_request(request, spec, allow_remote=config.allow_remote)

@@ -31,6 +31,8 @@ def against_diffusers(config: EngineConfig, requests: Sequence[Named], watch: Wa
     from .oracle import Oracle, check_diffusers
 
     version = check_diffusers()
+    if max(config.gpus or 1, config.sp or 1, config.tp or 1) > 1:
+        raise ConfigError("gpus: diffusers runs in one process, and is compared with one; leave out gpus, sp and tp")
     engine = Engine(replace(config, residency="stages"))  # both sides in turn on one device
     parts = engine.parts
     if parts.checkpoint.layout != "diffusers":
