@@ -15,7 +15,7 @@ RUN pip install --index-url "$TORCH_INDEX" "$(grep '^torch==' constraints.txt)"
 COPY src ./src
 RUN pip install -c constraints.txt '.[serve]'
 
-USER twinreel
+USER 10001
 VOLUME /data
 EXPOSE 8188
 STOPSIGNAL SIGTERM

@@ -1,6 +1,7 @@
 # Needs Python 3.11 or newer and make. Everything else is installed into .venv, once per change of the two files below.
 PYTHON ?= $(shell command -v python3.11 || command -v python3)
 BIN := .venv/bin
+DEMO := .venv/.demo
 STAMP := .venv/.ready
 # Waiting OpenMP threads sleep instead of spinning: several jobs on one machine slow each other down several times otherwise.
 export OMP_WAIT_POLICY := PASSIVE
@@ -12,17 +13,20 @@ help:
 	@echo "make test   set-up, then every test"
 	@echo "make lint   ruff check, ruff format --check, mypy"
 	@echo "make soak   50 requests, 10 failing, again until SECONDS=600 are up: same bits, no growth, no leftovers"
-	@echo "make venv   set-up only        make clean   remove .venv, out and caches"
+	@echo "make venv   set-up of everything        make clean   remove .venv, out and caches"
 
 venv: $(STAMP)
 
-$(STAMP): pyproject.toml constraints.txt
+# What runs it, and all that tests it.
+$(DEMO): EXTRAS :=
+$(STAMP): EXTRAS := [parity,serve,dev]
+$(DEMO) $(STAMP): pyproject.toml constraints.txt
 	$(PYTHON) -c 'import sys; sys.exit(None if sys.version_info >= (3, 11) else "twinreel needs Python 3.11 or newer")'
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv
-	$(BIN)/python -m pip install -q --disable-pip-version-check -c constraints.txt -e '.[parity,serve,dev]'
+	$(BIN)/python -m pip install -q --disable-pip-version-check -c constraints.txt -e '.$(EXTRAS)'
 	touch $@
 
-demo: $(STAMP)
+demo: $(DEMO)
 	mkdir -p out
 	$(BIN)/twinreel generate "a red ball bounces and a low bell rings at every bounce" -o out/sentence.mp4 --overwrite
 	$(BIN)/python examples/picture.py out/still.png

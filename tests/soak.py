@@ -128,6 +128,7 @@ def soak_round(
     tasks = [task for task in TASKS if task in engine.describe()["tasks"]]
     failures = set(rng.sample(range(requests), failing))
     memory = threads = 0
+    before = set(threading.enumerate())  # others' threads, where a round is one test of many
     with tempfile.TemporaryDirectory(prefix="twinreel-soak-") as name:
         for number in range(requests):
             request = random_request(rng, tasks, seconds)
@@ -137,7 +138,8 @@ def soak_round(
                 memory, threads = max(memory, used), max(threads, running)
             assert used <= memory + GROWTH or number < WARM_UP, f"{used} bytes in use, {memory} after warm-up"
             assert running <= threads or number < WARM_UP, f"{running} threads, {threads} after warm-up"
-            assert threading.active_count() == 1, threading.enumerate()
+            left = set(threading.enumerate()) - before
+            assert not left, f"threads are left: {left}"
             print(f"{number + 1}: {said}, {used >> 20} MiB, {running} threads", flush=True)
 
 

@@ -77,6 +77,14 @@ def test_generate_says_where_the_file_is(capsys):
     assert "denoise: 49 calls in 4.9 s" in err and "miniature" not in err
 
 
+def test_what_exact_seconds_left_is_said():
+    plan = {"frames": 124, "seconds": 124 / 24}
+    assert cli.length({"plan": plan}) == "124 frames (5.17 s)"
+    written = {"frames": 120, "seconds": {"picture": 5.0, "sound": 5.0}}
+    assert cli.length({"plan": plan, "written": written}) == "120 frames (5.00 s, cut from 124)"
+    assert cli.length({"plan": plan, "written": written | {"frames": 0}}) == "124 frames (5.17 s)", "sound alone"
+
+
 def test_generate_json_is_one_line_and_progress_stays_on_stderr(capsys):
     assert cli.main(["generate", "A cat.", "--json", "--model", "w"]) == 0
     out, err = capsys.readouterr()

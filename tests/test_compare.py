@@ -151,6 +151,7 @@ def test_files(files: Path) -> None:
     assert other["av_offset"]["content"] == pytest.approx(50, abs=6)
     text = summary(other)
     assert "different" in text and "PSNR" in text and "SNR" in text and "gaussian_weights" in text
+    assert "{" not in text and "largest step" in text and "b's sound lags its picture" in text
     write_json(files / "out.json", other)
     assert json.loads((files / "out.json").read_text()) == json.loads(json.dumps(other))
 

@@ -17,9 +17,17 @@ def test_a_refused_request():
     assert str(explain(caught.value)).splitlines() == [
         "twinreel: the request cannot be run: duration",
         "  got 99.0",
-        "  4 to 15 s, the nearest is 15",
+        "  this model's limit is 4 to 15 s, the nearest is 15",
     ]
-    assert "; 4 to 15 s" in str(caught.value), "one line for programs"
+    assert "; this model's limit is 4 to 15 s" in str(caught.value), "one line for programs"
+
+
+def test_what_a_person_wrote_is_named_beside_the_field():
+    error = RequestError("references[1].source", "is odd")
+    told = explain(error, {"references[1]": "--ref 2"})
+    assert told.what == "the request cannot be run: --ref 2 (references[1].source)"
+    told = explain(RequestError("a", "x does not exist"), {"a": "A, the first file"}, "compare")
+    assert told.what == "compare cannot be run: A, the first file" and "twinreel compare --help" in told.remedy
 
 
 def test_a_refused_choice():

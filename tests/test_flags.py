@@ -12,7 +12,9 @@ from pathlib import Path
 
 import pytest
 
+from twinreel import limits
 from twinreel.config import EngineConfig
+from twinreel.demo import bundled_model
 from twinreel.errors import ConfigError, RequestError
 from twinreel.flags import (
     REQUEST_FLAGS,
@@ -22,6 +24,7 @@ from twinreel.flags import (
     OutputFlags,
     RequestFlags,
     Verify,
+    flag_names,
     parse,
     parse_reference,
 )
@@ -29,6 +32,7 @@ from twinreel.request import Keyframe, Reference, Request
 from twinreel.request_json import parse_json
 from twinreel.serve.flags import COMMANDS as SERVE
 from twinreel.tool_flags import COMMANDS
+from twinreel.weights import locate, read_spec
 
 ROOT = Path(__file__).resolve().parents[1]
 NAMES = ("generate", "decode", "plan", "verify", "doctor", "compare", "validate", "serve", "completion")
@@ -262,6 +266,25 @@ def test_help_names_the_limits(helps: dict[str, str]):
     ):
         assert words in page, words
     assert f"0 to {2**63 - 1}" in page and "from 1:4 to 4:1" in page and "N-1 model calls" in page
+
+
+def test_help_knows_the_bundled_limit(helps: dict[str, str]):
+    spec = read_spec(locate(bundled_model()))
+    assert f"(miniature: {limits.durations(spec.world)})" in " ".join(helps["generate"].replace("│", " ").split())
+
+
+@pytest.mark.parametrize(
+    ("words", "names"),
+    [
+        (["generate", "A", "--last", "b.png"], {"keyframes[0]": "--last", "short_edge": "--short-edge"}),
+        (["plan", "A", "--ref", "image:a", "--ref", "image:b"], {"references[1]": "--ref 2", "prompt": "the prompt"}),
+        (["generate", "--request", "a.json"], {"duration": "duration", "output": "--output"}),
+        (["compare", "a", "b"], {"b": "B, the second file", "page": "--page"}),
+    ],
+)
+def test_fields_have_the_names_that_were_written(words: list[str], names: dict[str, str]):
+    found = flag_names(parse(words, (*COMMANDS, *SERVE)))
+    assert {field: found.get(field) for field in names} == names
 
 
 def recipes(page: str) -> list[list[str]]:

@@ -40,7 +40,7 @@ def test_nothing_that_exists_is_replaced_unless_asked(tmp_path: Path):
         check_output(target, OutputOptions(overwrite=True))
         taken.unlink()
     MEDIA.save(target)
-    with pytest.raises(RequestError, match="--overwrite"):
+    with pytest.raises(RequestError, match="--overwrite .in Python overwrite=True"):
         MEDIA.save(target)
     assert MEDIA.save(target, overwrite=True) == target
     assert sorted(os.listdir(tmp_path)) == ["a.json", "a.mp4"]

@@ -115,6 +115,7 @@ def test_plan_in_words_and_on_the_command_line(tiny_all: Path, tmp_path: Path, c
     words = ["plan", "<Video 2>", "--ref", f"video:{video}", "--model", str(tiny_all), "--device", "cpu"]
     assert cli.main(words) == 0
     out, err = capsys.readouterr()
+    assert " MiB" in out and "\n- " in out
     assert "60 frames, 2.50 s of sound" in out and "calls" in out and "predicted" in out
     assert "warning: prompt: <Video 2> names nothing" in err
     assert cli.main([*words, "--json"]) == 0

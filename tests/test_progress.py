@@ -37,7 +37,9 @@ def test_a_step_says_calls_pace_and_time_left():
     assert line(Event("denoise", 0, 49, 0.0)) == "denoise, 49 calls"
     assert line(Event("denoise", 49, 49, 59.1, 0.0)) == "denoise: 49 calls in 59.1 s"
     assert line(Event("load", 1, 2, 3.0, 3.0, "text_encoder")) == "load: part 1/2, 3 s each, 3.0 s left (text_encoder)"
-    assert line(Event("load", 1, 1, 3.0, 0.0, "dit")) == "load: 1 part in 3.0 s (dit)"
+    assert line(Event("load", 1, 1, 3.0, 0.0, "dit")) == "load: done in 3.0 s (dit)"
+    assert line(Event("load", 3, 7, 0.03, 0.04, "dit")) == "load: part 3/7 (dit)", "too quick for a pace"
+    assert [line(Event("start", done, 1, 3.5)) for done in (0, 1)] == ["starting", "started in 3.5 s"]
     assert line(Event("decode", 17, 124, 3.4, None, "frames")) == "decode: frame 17/124, 0.2 s each"
 
 
@@ -57,7 +59,7 @@ def test_nested_stages_are_announced_once():
     watch = Lines(stream)
     for stage, seconds in (("decode", 0.0), ("mux", 0.0), ("decode", 0.1), ("mux", 0.1), ("decode", 6.0)):
         watch(Event(stage, int(seconds * 10), 100, seconds))
-    assert [text.split(",")[0].split(":")[0] for text in stream.getvalue().splitlines()] == ["decode", "mux", "decode"]
+    assert [text.split(",")[0].split(":")[0] for text in stream.getvalue().splitlines()] == ["decode", "decode"]
 
 
 def test_a_stage_of_few_units_has_a_line_for_each_and_one_begun_again_is_told_again():
@@ -68,12 +70,20 @@ def test_a_stage_of_few_units_has_a_line_for_each_and_one_begun_again_is_told_ag
     watch(Event("load", 0, 1, 0.0))
     watch(Event("load", 1, 1, 9.0, 0.0, "dit"))
     assert stream.getvalue().splitlines() == [
-        "load",
         "load: part 1/2, 1.5 s each (text_encoder)",
         "load: 2 parts in 2.5 s (video_encoder)",
-        "load",
-        "load: 1 part in 9.0 s (dit)",
+        "load: done in 9.0 s (dit)",
     ]
+
+
+def test_what_took_no_time_and_what_only_begins_has_no_line():
+    stream = io.StringIO()
+    watch = Lines(stream)
+    for event in (Event("read", 0, 1, 0.0), Event("read", 1, 1, 0.01), Event("load", 0, 7, 0.0, None, "")):
+        watch(event)
+    for part in range(1, 8):
+        watch(Event("load", part, 7, part * 0.01, None, "dit"))
+    assert stream.getvalue() == ""
 
 
 def test_a_place_in_the_queue_is_told_when_it_changes():

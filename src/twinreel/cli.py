@@ -87,11 +87,11 @@ def run(command: Any) -> int:
             return serve(command)
         return doctor(command) if isinstance(command, Doctor) else verify(command)
     except KeyboardInterrupt as error:
-        return complain("Interrupted", error, STOPPED + signal.SIGINT, command.report)
+        return complain("Interrupted", error, STOPPED + signal.SIGINT, command)
     except Exception as error:  # the edge of the process: whatever it was ends here as a message and an exit code
         if command.report.traceback:
             traceback.print_exc()
-        return complain(type(error).__name__, error, exit_code(error), command.report)
+        return complain(type(error).__name__, error, exit_code(error), command)
 
 
 def exit_code(error: BaseException) -> int:
@@ -101,13 +101,14 @@ def exit_code(error: BaseException) -> int:
     return error.exit_code if isinstance(error, TwinreelError) else 1
 
 
-def complain(kind: str, error: BaseException, code: int, report: ReportFlags) -> int:
+def complain(kind: str, error: BaseException, code: int, command: Any) -> int:
     """Print `error` for people to stderr, in three lines, and with --json for programs to stdout; returns `code`."""
     from .complaint import explain
+    from .flags import flag_names
 
-    told = explain(error)
+    told = explain(error, flag_names(command), type(command).__name__.lower())
     print(told, file=sys.stderr)
-    if report.json:
+    if command.report.json:
         field = error.field if isinstance(error, RequestError) else None
         ours = isinstance(error, TwinreelError)
         text = str(error) if ours else f"{told.what}: {told.why}"
@@ -241,6 +242,7 @@ def plan(command: Plan) -> int:
         put({"ok": True, **facts})
     else:
         show(in_words(facts))
+        print("\n".join(["notes", *(f"- {note}" for note in facts["notes"])]))
     return 0
 
 
@@ -268,12 +270,22 @@ def summary(report: dict[str, Any]) -> str:
     spent = sum(record["seconds"] for record in report["stages"].values())
     facts = [
         size,
-        f"{plan['frames']} frames ({plan['seconds']:.2f} s)",
+        length(report),
         f"{plan['steps']} steps = {plan['calls']} calls" + skipped(report),
         f"seed {plan['seed']}",
         f"made in {spoken(spent)}",
     ]
     return f"{report['path']}: {', '.join(facts)}"
+
+
+def length(report: dict[str, Any]) -> str:
+    """`124 frames (5.17 s)`, or what --exact-seconds has left of them: `120 frames (5.00 s, cut from 124)`."""
+    plan = report["plan"]
+    made, seconds, cut = plan["frames"], plan["seconds"], ""
+    kept = report.get("written", {}).get("frames") or made  # a file of sound alone has none
+    if kept != made:
+        seconds, cut = report["written"]["seconds"]["picture"], f", cut from {made}"
+    return f"{kept} frames ({seconds:.2f} s{cut})"
 
 
 def skipped(report: dict[str, Any]) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import signal
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from difflib import get_close_matches
 
@@ -28,11 +28,12 @@ class Complaint:
         return "\n  ".join("\n    ".join(line.splitlines()) for line in lines)
 
 
-def explain(error: BaseException) -> Complaint:
+def explain(error: BaseException, names: Mapping[str, str] | None = None, command: str = "generate") -> Complaint:
     """`error` in three lines. Ours say why and, behind the last semicolon, what to do; where one names nothing to do,
-    its kind does."""
+    its kind does. `names`: what the person wrote for a field of the request, such as `--last` for `keyframes[0]`.
+    """
     notes = tuple(getattr(error, "__notes__", ()))
-    complaint = _told(error) if isinstance(error, TwinreelError) else _foreign(error)
+    complaint = _told(error, names or {}, command) if isinstance(error, TwinreelError) else _foreign(error)
     if notes and complaint.remedy == AGAIN:
         return replace(complaint, remedy=notes[0], kept=notes[1:])
     return replace(complaint, kept=notes)
@@ -45,12 +46,21 @@ def unknown_command(word: str, known: Sequence[str]) -> Complaint:
     return Complaint(f"no such command: {word}", f"commands are {', '.join(known)}", f"{nearest}see twinreel --help")
 
 
-def _told(error: TwinreelError) -> Complaint:
+def as_written(field: str, names: Mapping[str, str]) -> str:
+    """`--ref 2 (references[1].source)`: a field of the request beside what stands for it on the command line."""
+    written = names.get(field.partition(".")[0])
+    if written is None:
+        return field
+    return f"{written} ({field})" if "[" in field else written
+
+
+def _told(error: TwinreelError, names: Mapping[str, str], command: str) -> Complaint:
     text = str(error)
     if isinstance(error, RequestError):
-        what = f"the request cannot be run: {error.field}"
+        written = as_written(error.field, names)
+        what = f"{'the request' if command in ('generate', 'plan') else command} cannot be run: {written}"
         text = text.removeprefix(f"{error.field}: ")
-        usual = f"change {error.field}; twinreel generate --help says what it may be"
+        usual = f"change {names.get(error.field, error.field)}; twinreel {command} --help says what it may be"
     elif isinstance(error, ConfigError):
         what, usual = "this configuration cannot work", "twinreel doctor says what this machine would use and lacks"
         if subject := _SUBJECT.match(text):

@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, is_dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar, Union, get_args
 
@@ -59,6 +59,9 @@ REQUEST_FLAGS = {
 }
 
 
+POSITIONAL = {"text", "latents", "path", "shell"}
+
+
 @dataclass(frozen=True)
 class RequestFlags:
     """What to make."""
@@ -77,7 +80,9 @@ class RequestFlags:
     ref: Annotated[tuple[str, ...], tyro.conf.arg(help=REFERENCES)] = ()
     duration: Annotated[
         float | None,
-        told(f"{limits.durations(WORLD)}. Default: a request's only sound, else {limits.DEFAULT_SECONDS:g}."),
+        told(
+            f"{limits.durations(WORLD)} (miniature: 4 to 6 s). Default: its only sound, else {limits.DEFAULT_SECONDS:g}."
+        ),
     ] = None
     aspect: Annotated[str | None, told(f"Shape of the canvas: {limits.ASPECT_WORDS}. Default: auto.")] = None
     size: Annotated[str | None, told("Exact size in 32s instead of --aspect, such as 1344x768.", metavar="WxH")] = None
@@ -98,8 +103,8 @@ class RequestFlags:
     noise: Optional[Literal["official", "sequential"]] = None
     """Order of random draws: official (default) or sequential."""
     policy: Optional[str] = None
-    """Which steps call the model: every-step (default), reuse, forecast:gentle, :balanced or :fast, adaptive, calibrate;
-    fields as in reuse:threshold=0.1."""
+    """Which steps call the model: every-step (default), reuse (also velocity, conservative), forecast:gentle, :balanced
+    or :fast, adaptive, calibrate; fields as in reuse:threshold=0.1."""
     request: Annotated[Path | None, tyro.conf.arg(metavar="FILE.json", help_behavior_hint="")] = None
     """The whole request as JSON; cannot be combined with the flags above."""
 
@@ -109,6 +114,14 @@ class RequestFlags:
         return [
             "the prompt" if name == "text" else f"--{name.replace('_', '-')}" for name in changed if name != "request"
         ]
+
+    def written(self) -> dict[str, str]:
+        """What a person wrote for the fields that are no flags: `keyframes[0]` may be `--last`. A file has the fields."""
+        if self.request is not None:
+            return {name: name for name in REQUEST_FLAGS}
+        frames = [flag for flag, image in (("--first", self.first), ("--last", self.last)) if image is not None]
+        names = {"prompt": "the prompt"} | {f"keyframes[{i}]": flag for i, flag in enumerate(frames)}
+        return names | {f"references[{i}]": f"--ref {i + 1}" for i in range(len(self.ref))}
 
     def build(self) -> Request:
         """The `Request`; reads the JSON file if one is named. Raises RequestError."""
@@ -207,7 +220,7 @@ class ReportFlags:
     json: bool = False
     """One JSON line on stdout, result or error; progress goes to stderr."""
     quiet: Annotated[bool, tyro.conf.arg(aliases=["-q"])] = False
-    """No progress."""
+    """No progress; which model runs without --model, warnings and errors are still told."""
     traceback: bool = False
     """Show where an error came from."""
 
@@ -350,6 +363,15 @@ def parse(words: Sequence[str] | None, more: Sequence[Any] = ()) -> Any:
             tyro.conf.UseAppendAction,
         ),
     )
+
+
+def flag_names(command: Any) -> dict[str, str]:
+    """What a person wrote for each field that an error of `command`, a dataclass of flags, may name."""
+    names = {item.name: f"--{item.name.replace('_', '-')}" for item in fields(command) if item.name not in POSITIONAL}
+    for item in fields(command):
+        if is_dataclass(getattr(command, item.name)):
+            names |= flag_names(getattr(command, item.name))
+    return names | (command.written() if hasattr(command, "written") else {})
 
 
 def parse_size(text: str) -> tuple[int, int]:

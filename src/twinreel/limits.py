@@ -36,12 +36,16 @@ SHOWN = 60  # characters of a refused value that an error repeats
 
 @dataclass(frozen=True)
 class Range:
-    """A closed range of numbers; `whole` allows integers only. Reads `4 to 15 s` as text."""
+    """A closed range of numbers; `whole` allows integers only. Reads `4 to 15 s` as text.
+
+    `owned`: the loaded model sets it, and another one may have another.
+    """
 
     low: float
     high: float
     unit: str = ""
     whole: bool = False
+    owned: bool = False
 
     def __contains__(self, value: float) -> bool:
         return self.low <= value <= self.high
@@ -61,7 +65,8 @@ class Range:
         """RequestError unless `value` is a number of the right kind inside the range."""
         check_number(field, value, whole=self.whole)
         if value not in self:
-            raise RequestError(field, f"got {shown(value)}; {self}, the nearest is {self.nearest(value)}")
+            rule = f"this model's limit is {self}" if self.owned else str(self)
+            raise RequestError(field, f"got {shown(value)}; {rule}, the nearest is {self.nearest(value)}")
 
 
 PROMPT_CHARACTERS = Range(1, 7000, "characters", whole=True)
@@ -73,7 +78,7 @@ TIMES = Range(0, 86_400, "s")  # of `start` and `end` inside a source
 
 def durations(world: World) -> Range:
     """Seconds a video may last."""
-    return Range(world.min_seconds, world.max_seconds, "s")
+    return Range(world.min_seconds, world.max_seconds, "s", owned=True)
 
 
 def clip_seconds(world: World) -> Range:
@@ -83,7 +88,7 @@ def clip_seconds(world: World) -> Range:
 
 def sides(spec: Spec) -> Range:
     """Pixels of a canvas edge: from one multiple to the longest that the area cap could leave."""
-    return Range(spec.multiple, spec.world.area_cap // spec.multiple, "pixels", whole=True)
+    return Range(spec.multiple, spec.world.area_cap // spec.multiple, "pixels", whole=True, owned=True)
 
 
 def tail_frames(video: VideoVAESpec) -> int:

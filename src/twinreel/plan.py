@@ -221,7 +221,7 @@ def _target_canvas(request: Request, spec: Spec, sources: Sequence[Any]) -> tupl
         if width * height > max(spec.world.area_cap, allowed[0] * allowed[1]):
             raise RequestError(
                 "size",
-                f"{width}x{height} is {width * height:,} pixels; at most {spec.world.area_cap:,}, "
+                f"{width}x{height} is {width * height:,} pixels; this model's limit is {spec.world.area_cap:,}, "
                 f"the nearest of this shape is {allowed[1]}x{allowed[0]}",
             )
         return height, width
@@ -244,7 +244,7 @@ def _seconds(request: Request, spec: Spec, sources: Sequence[Any]) -> tuple[floa
         if seconds < world.min_seconds or limits.in_frames(seconds) > max_frames(spec):
             raise RequestError(
                 "duration",
-                f"was not given and the only sound lasts {seconds:.2f} s; videos last {limits.durations(world)}, "
+                f"was not given and the only sound lasts {seconds:.2f} s; this model's limit is {limits.durations(world)}, "
                 "so give a duration",
             )
         return seconds, [f"duration: not given, {seconds:.3f} s taken from the only sound"]

@@ -14,7 +14,10 @@ from .watch import Event
 LINE_EVERY = 5.0  # seconds between plain lines of one stage
 SILENCE = 8.0  # seconds after which a line says that the last unit is still being worked at
 FEW = 20  # a stage of at most so many units has a line for each
+BRISK = 0.05  # seconds a unit: below, pace and time left say nothing
+SOON = 0.5  # seconds: what takes less has no line of its own
 UNITS = {"denoise": "call", "decode": "frame"}
+SPOKEN = {"start": ("starting", "started in")}  # what a stage is called that is no stage of a request
 
 
 def spoken(seconds: float) -> str:
@@ -31,12 +34,16 @@ def line(event: Event) -> str:
     """One event as a line, such as `denoise: call 12/49, 1.2 s each, 44.4 s left` or `load: 2 parts in 3.0 s`."""
     unit, plural = _units(event)
     note = f" ({event.note})" if event.note and event.note != plural else ""
+    begun, ended = SPOKEN.get(event.stage, (event.stage, f"{event.stage}: done in"))
     if event.done == 0:
-        return f"{event.stage}, {event.total} {plural}{note}" if event.stage in UNITS else f"{event.stage}{note}"
+        return f"{event.stage}, {event.total} {plural}{note}" if event.stage in UNITS else f"{begun}{note}"
     if event.done == event.total:
-        return f"{event.stage}: {event.total} {plural} in {spoken(event.seconds)}{note}"
-    left = "" if event.eta is None else f", {spoken(event.eta)} left"
-    return f"{event.stage}: {unit} {event.done}/{event.total}, {event.seconds / event.done:.3g} s each{left}{note}"
+        counted = ended if event.total == 1 else f"{event.stage}: {event.total} {plural} in"
+        return f"{counted} {spoken(event.seconds)}{note}"
+    pace = event.seconds / event.done
+    each = f", {pace:.3g} s each" if pace >= BRISK else ""
+    left = f", {spoken(event.eta)} left" if event.eta is not None and event.eta >= BRISK else ""
+    return f"{event.stage}: {unit} {event.done}/{event.total}{each}{left}{note}"
 
 
 def still(event: Event, waited: float) -> str:
@@ -54,9 +61,16 @@ def _units(event: Event) -> tuple[str, str]:
     return unit, unit if event.total == 1 else f"{unit}s"
 
 
+def worth_a_line(event: Event) -> bool:
+    """Not the bare beginning of a stage (its end says more, and a pulse speaks if it is long), nor what took no time."""
+    if event.done == 0:
+        return bool(event.note) or event.stage in UNITS or event.stage in SPOKEN
+    return event.stage in UNITS or event.seconds >= SOON
+
+
 class Lines:
-    """Plain progress: a line when a stage begins, at its last unit, and every `LINE_EVERY` seconds between, at every
-    unit where they are few; and after `silence` seconds without any, one that says what is still being worked at.
+    """Plain progress: a line when a counted stage begins, at its last unit, and every `LINE_EVERY` seconds between, at
+    every unit where they are few; and after `silence` seconds without any, one that says what is still worked at.
 
     Stages may nest and take turns; each is spoken of on its own clock (`Event.seconds`).
     """
@@ -84,7 +98,8 @@ class Lines:
             self._last, self._heard_at = event, time.monotonic()
             if self._is_news(event):
                 self._told[event.stage] = event
-                self._say(line(event))
+                if worth_a_line(event):
+                    self._say(line(event))
             self._heard[event.stage] = event
 
     def _is_news(self, event: Event) -> bool:

@@ -32,6 +32,10 @@ class Compare:
     """Leave SSIM out; it takes longest."""
     report: ReportFlags = field(default_factory=ReportFlags)
 
+    def written(self) -> dict[str, str]:
+        """What a person wrote for the fields that are no flags."""
+        return {"a": "A, the first file", "b": "B, the second file", "compare": "A and B"}
+
 
 @dataclass(frozen=True)
 class Validate:

@@ -28,6 +28,7 @@ FORMATS: Mapping[str, str] = {
 CONTAINERS = (".mp4", ".mkv", ".webm")  # what `crf` and `preset` mean something to
 LATENTS_SUFFIX = ".latents.safetensors"
 FRAME_NAME, SOUND_NAME = "frame-{:05d}.png", "sound.wav"
+OVERWRITE = "--overwrite (in Python overwrite=True)"
 SPARE_BYTES = 4 << 20  # the report, the index of the container, what a file system keeps for itself
 
 
@@ -113,12 +114,12 @@ def _check_names(target: Path, output: OutputOptions, source: Path | None) -> No
         raise RequestError(
             "output",
             f"{waiting} holds a run that is sampled and not decoded; finish it with `twinreel decode`, name another "
-            "output, or pass --overwrite to lose it",
+            f"output, or lose it by {OVERWRITE}",
         )
     for taken in (target, sidecar_path(target)):
         empty = taken.is_dir() and not any(taken.iterdir())
         if taken.exists() and not empty and not output.overwrite:
-            raise RequestError("output", f"{taken} exists; name another, or pass --overwrite to replace it")
+            raise RequestError("output", f"{taken} exists; name another, or replace it by {OVERWRITE}")
 
 
 def is_ours(folder: Path) -> bool:

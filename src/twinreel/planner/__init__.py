@@ -60,7 +60,7 @@ def plan_request(request: Request, config: EngineConfig) -> dict[str, Any]:
 
 
 def in_words(facts: Mapping[str, Any]) -> dict[str, Any]:
-    """`plan_request`'s values for people, in the order one asks."""
+    """`plan_request`'s values for people, in the order one asks; its notes are lines of their own."""
     plan, rows, memory = facts["plan"], facts["rows"], facts["memory"]
     told: dict[str, Any] = {
         "task": f"{plan['task']} ({plan['partition']} weights of {facts['model']})",
@@ -79,12 +79,17 @@ def in_words(facts: Mapping[str, Any]) -> dict[str, Any]:
         sound = f", {reference['samples'] / reference['rate']:.2f} s of sound" if "samples" in reference else ""
         told[reference["field"]] = f"{reference['kind']}{size}{frames}{sound}"
     told["memory"] = {"": memory["estimate"]} | {
-        stage: ", ".join(f"{name} {value / 2**30:.2f} GiB" for name, value in parts.items())
+        stage: ", ".join(f"{name} {_size(value)}" for name, value in parts.items())
         for stage, parts in memory["stages"].items()
     }
     verdict = {True: "yes", False: "no", None: "unknown"}[memory["fits"]]
     told["fits"] = f"{verdict}; {'; '.join(memory['why'])}"
-    return told | {"note" if i == 0 else f"note {i + 1}": note for i, note in enumerate(facts["notes"])}
+    return told
+
+
+def _size(value: float) -> str:
+    """Bytes as GiB, or as MiB where that would be 0.0 GiB."""
+    return f"{value / 2**30:.2f} GiB" if value >= 0.1 * 2**30 else f"{value / 2**20:.1f} MiB"
 
 
 def segment_rows(plan: Plan, tokens: int, spec: Spec) -> list[dict[str, Any]]:
@@ -116,8 +121,8 @@ def verdict(stages: Mapping[str, Mapping[str, int]], memory: Mapping[str, Memory
         else:
             enough = peak * NEAR <= there.free
             facts["fits"] = False if not enough else facts["fits"]
-            need, free, total = (value / 2**30 for value in (peak, there.free, there.total))
-            why = f"{name}: {need:.1f} GiB needed, {free:.1f} of {total:.1f} GiB free"
+            free, total = there.free / 2**30, there.total / 2**30
+            why = f"{name}: {_size(peak)} needed, {free:.1f} of {total:.1f} GiB free"
         facts["why"].append(why)
     return facts
 

@@ -22,8 +22,8 @@ def serve(command: Serve) -> int:
         raise ConfigError(f"serve: {error.name} is not installed; pip install 'twinreel[serve]'") from None
 
     def told(address: str) -> None:
-        print(f"twinreel: listening at {address} (Ctrl-C ends it)", file=sys.stderr)
-        print(address, flush=True)
+        print("twinreel: listening; Ctrl-C ends it", file=sys.stderr)
+        print(address, flush=True)  # once: a terminal shows both streams, a program reads this one
 
     config = command.engine.build()
     if config.allow_remote:

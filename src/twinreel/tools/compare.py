@@ -51,7 +51,7 @@ def kind_of(path: Path, field: str) -> str:
             return "trace"
         raise RequestError(field, f"{path} is a folder without a manifest.json; a trace has one")
     if not path.is_file():
-        raise RequestError(field, f"{path} does not exist")
+        raise RequestError(field, f"{path} does not exist; name a file, or the folder of a trace")
     return {".safetensors": "latents", ".json": "report", ".npz": "raw"}.get(path.suffix, "video")
 
 
@@ -185,14 +185,14 @@ def summary(result: Mapping[str, Any]) -> str:
     lines = [f"{result['a']} and {result['b']}: " + ("identical" if result["identical"] else "different")]
     if "sha256" in result:
         words = {True: "same", False: "different", None: "not stated"}
-        lines.append("  SHA-256     " + ", ".join(f"{name} {words[same]}" for name, same in result["sha256"].items()))
+        lines.append("  SHA-256      " + ", ".join(f"{name} {words[same]}" for name, same in result["sha256"].items()))
     if result["kind"] == "traces":
         first = result["first_difference"]
         if first:
             amount = first.get("why") or f"max {first['max']:.3g}, relative L1 {first['relative_l1']:.3g}"
             lines.append(f"  first difference: {first['boundary']}, {first['tensor']}: {amount}")
         alone = len(result["only_a"] + result["only_b"])
-        lines.append(f"  compared    {len(result['boundaries'])} tensors; boundaries in one only: {alone}")
+        lines.append(f"  compared     {len(result['boundaries'])} tensors; boundaries in one only: {alone}")
     for row in result.get("tensors", []):
         lines.append(
             f"  {row['tensor']}: "
@@ -208,19 +208,30 @@ def _video_lines(result: Mapping[str, Any]) -> list[str]:
     video, audio = result["video"], result.get("audio")
     ssim = "not measured (pip install twinreel[quality])" if video["ssim"] is None else f"{video['ssim']:.4f}"
     lines = [
-        f"  video       PSNR {decibels(video['psnr'])}, SSIM {ssim}, worst frame {video['worst_frame']['index']} "
+        f"  video        PSNR {decibels(video['psnr'])}, SSIM {ssim}, worst frame {video['worst_frame']['index']} "
         f"at {decibels(video['worst_frame']['psnr'])}",
-        f"  SSIM by     {video['ssim_settings']}",
+        f"  SSIM by      {video['ssim_settings']}",
     ]
     for name, text in (("brightness_spikes", "clip borders"), ("tile_seams", "tile seams")):
-        facts = [f"{side}: {json.dumps(video[name][side])}" for side in ("a", "b")]
-        lines.append(f"  {text:<11} {'; '.join(facts)}")
+        lines.append(f"  {text:<13}" + "; ".join(f"{side}: {_break(video[name][side])}" for side in ("a", "b")))
     if audio:
         lines.append(
-            f"  audio       SNR {decibels(audio['snr'])}, cosine {audio['cosine']:.4f}, RMSE {audio['rmse']:.2e}, "
+            f"  audio        SNR {decibels(audio['snr'])}, cosine {audio['cosine']:.4f}, RMSE {audio['rmse']:.2e}, "
             f"log-spectral distance {audio['log_spectral_distance_db']:.2f} dB, lag {audio['envelope_lag_ms']:.0f} ms"
         )
-    return [*lines, f"  A/V offset  {json.dumps(result.get('av_offset'))} ms"]
+    offset = result.get("av_offset", {})
+    names = {"a": "a", "b": "b", "content": "b's sound lags its picture more than a's by"}
+    known = [f"{names[name]} {value:.1f} ms" for name, value in offset.items() if value is not None]
+    return [*lines, f"  A/V offset   {', '.join(known) or 'not known'}"]
+
+
+def _break(facts: Mapping[str, Any]) -> str:
+    """A jump of brightness at a clip border or a tile's edge, in words."""
+    if "step" in facts:
+        return f"largest step {facts['step']:.2f} at frame {facts['frame']}, {facts['times_median']:.1f} x the usual"
+    if "ratio" in facts:
+        return f"largest {facts['ratio']:.2f} x its neighbours, at {facts['at']}"
+    return "none to look at"
 
 
 def decibels(value: float | None) -> str:

@@ -139,12 +139,13 @@ class VideoPair:
             return {"frames": 0}
         similar = [value for value in self.similar if value is not None]
         clip = self.video.clip
+        settings = ", ".join(f"{name}={value}" for name, value in SSIM_SETTINGS.items())
         return {
             "frames": frames,
             "identical": not any(self.squared),
             "psnr": psnr(sum(self.squared), frames * self.values),
             "ssim": float(np.mean(similar)) if len(similar) == frames else None,
-            "ssim_settings": f"scikit-image, {SSIM_SETTINGS}, mean over frames",
+            "ssim_settings": f"scikit-image, {settings}, mean over frames",
             "worst_frame": {
                 "index": self.worst_index,
                 "psnr": psnr(max(self.squared), self.values),

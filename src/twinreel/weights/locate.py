@@ -26,6 +26,7 @@ NEED = (
     "needed: a folder with FL2VA/ and/or Ref2VA/, one such partition folder, a diffusers root "
     "(transformer/, transformer_ref/, text_encoder/, tokenizer/, vae/, audio_vae/), or component folders by name"
 )
+ELSE = "name another, or leave --model out for the bundled miniature"
 
 
 @dataclass(frozen=True)
@@ -108,7 +109,7 @@ def locate(
     if path is not None:
         root = Path(path).expanduser()
         if not root.is_dir():
-            raise CheckpointError(f"{root}: no such folder; {NEED}")
+            raise CheckpointError(f"{root}: no such folder; {NEED}; {ELSE}")
         _read_root(root, found, weights, overrides)
     elif overrides:
         root = Path(os.path.commonpath([folder.absolute() for folder in overrides.values()]))
