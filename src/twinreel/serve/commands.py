@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..errors import ConfigError, RequestError
 from ..output import OutputOptions, check_output
+from .door import check_engine
 
 if TYPE_CHECKING:
     from ..flags import Generate
@@ -28,7 +29,9 @@ def serve(command: Serve) -> int:
     config = command.engine.build()
     if config.allow_remote:
         raise ConfigError("--allow-remote: a server fetches from named hosts only; give --remote-hosts")
-    return run(Service(command.server, config), told)
+    service = Service(command.server, config)
+    check_engine(config)
+    return run(service, told)
 
 
 def generate(command: Generate) -> dict[str, Any]:

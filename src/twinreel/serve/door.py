@@ -1,0 +1,53 @@
+"""The engine's choices, checked before the server listens: in a process of their own, since this one loads no torch."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Sequence
+from dataclasses import asdict
+from typing import Any
+
+from ..config import EngineConfig, resolve
+from ..errors import CheckpointError, ConfigError, TwinreelError
+
+SECONDS = 120.0
+ERRORS: dict[str, type[TwinreelError]] = {"ConfigError": ConfigError, "CheckpointError": CheckpointError}
+
+
+def check_engine(config: EngineConfig) -> None:
+    """Refuse what every start of the engine would refuse. Raises ConfigError, CheckpointError; reads no weight."""
+    words = [sys.executable, "-m", __name__, json.dumps(asdict(config))]
+    done = subprocess.run(words, capture_output=True, text=True, timeout=SECONDS, check=False)
+    if done.returncode == 0:
+        return
+    try:
+        told = json.loads(done.stdout)
+    except ValueError:
+        raise ConfigError(f"the engine's choices could not be checked: {done.stderr.strip()[-500:]}") from None
+    raise ERRORS[told["kind"]](told["message"])
+
+
+def main(words: Sequence[str] | None = None) -> int:
+    """Check the settings in `words[0]`; a refusal is one JSON object on stdout and exit code 1."""
+    from ..demo import bundled_model
+    from ..topology import Sizes, choose_mesh, num_ranks
+    from ..weights import locate, read_spec
+
+    settings: dict[str, Any] = json.loads((sys.argv[1:] if words is None else words)[0])
+    config = EngineConfig(**settings)
+    try:
+        bundled = config.model is None and not config.components
+        spec = read_spec(locate(bundled_model() if bundled else config.model, config.components))
+        count = num_ranks(config, None)
+        choose_mesh(config, count, Sizes(spec.dit.heads, spec.text.kv_heads, weights=0))
+        resolve(config, spec.dit.head_dim)
+    except TwinreelError as error:
+        print(json.dumps({"kind": type(error).__name__, "message": str(error)}))
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
