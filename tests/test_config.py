@@ -60,3 +60,16 @@ def test_flags_are_set_and_recorded() -> None:
     assert not torch.backends.cudnn.benchmark and not torch.backends.cuda.matmul.allow_tf32
     assert torch.get_num_threads() == flags["threads"] == 2
     assert flags["convolution_tf32"] is torch.backends.cudnn.allow_tf32 is False
+
+
+@pytest.mark.parametrize(
+    ("given", "field"),
+    [
+        ({"model": 5}, "model"), ({"model": b"/x"}, "model"), ({"model": ""}, "model"),
+        ({"components": None}, "components"), ({"components": {"transformer": 5}}, "components"), ({"device": None}, "device"), ({"ops": []}, "ops"),
+        ({"attention": []}, "attention"), ({"threads": "2"}, "threads"),
+    ],
+)  # fmt: skip
+def test_values_of_other_types_are_refused_by_name(given: dict[str, object], field: str) -> None:
+    with pytest.raises(ConfigError, match=f"^{field}"):
+        check_config(EngineConfig(**given))  # type: ignore[arg-type]

@@ -169,7 +169,7 @@ INDEX, VIDEO, AUDIO = "FL2VA/model_index.json", "FL2VA/video_vae/config.json", "
 @pytest.mark.parametrize(
     ("file", "block", "values", "message"),
     [
-        (DIT, "", {"hidden_size": "64"}, "hidden_size: an integer of at least 1 is needed, got '64'"),
+        (DIT, "", {"hidden_size": "64"}, "hidden_size: an integer from 1 to 2147483648 is needed, got '64'"),
         (DIT, "", {"rope_inv_freq_len": 6}, "rope_inv_freq_len: 3 axes x 2 x 6 = 36 exceeds attention_head_dim 32"),
         (DIT, "", {"adaln_out_features": 7}, "adaln_out_features: 18 x hidden_size = 1152 is needed, got 7"),
         (DIT, "", {"dtype": "float16"}, "float16 is refused: .* 65,504"),
@@ -230,3 +230,13 @@ def test_diffusers_root_may_declare_its_partitions(diffusers: Path) -> None:
     assert spec.partitions == (Partition("all", ("t2va", "fl2va", "ref2va")),)
     (diffusers / "scheduler" / "scheduler_config.json").write_text('{"shift": 6.0}')
     assert read_spec(locate(diffusers)).world.shifts == (6.0, 3.0)
+
+
+def test_a_damaged_config_does_not_ask_for_a_billion_layers(tiny_original: Path, tmp_path: Path) -> None:
+    original = shutil.copytree(tiny_original, tmp_path / "m")
+    edit(
+        original / "FL2VA/video_vae/source/config.json",
+        lambda data: data["vit_decoder_kwargs"].update(num_layers=10**9),
+    )
+    with pytest.raises(CheckpointError, match="num_layers: an integer from 1 to 4096 is needed"):
+        read_spec(locate(original))

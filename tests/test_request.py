@@ -246,3 +246,9 @@ def test_nothing_of_a_wrong_type_passes_or_breaks(values: dict[str, object]) -> 
         assert error.field.split("[")[0] in {f.name for f in fields(Request)} and len(str(error)) < 600
     else:
         assert type(request.seed) is int and type(request.steps) is int and isinstance(request.prompt, str)
+
+
+@pytest.mark.parametrize("thing", [None, "a cat", {"prompt": "a cat"}])
+def test_what_is_no_request_is_refused(thing: object) -> None:
+    with pytest.raises(RequestError, match="a Request is needed"):
+        check_request(thing, SPEC)  # type: ignore[arg-type]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -103,17 +104,37 @@ def check_config(config: EngineConfig) -> None:
             raise ConfigError(f"{name}: got {value!r}; use {', '.join(allowed)}")
     if not isinstance(config.allow_remote, bool):
         raise ConfigError(f"allow_remote: got {config.allow_remote!r}; use True or False")
-    for name in config.components:
+    _check_types(config)
+    for name, folder in config.components.items():
         if name not in COMPONENTS:
             raise ConfigError(f"components: got {name!r}; use {', '.join(COMPONENTS)}")
+        _check_folder(f"components[{name!r}]", folder)
     for name in ("gpus", "sp", "tp"):
         value = getattr(config, name)
         if value is not None and (isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= 1024):
             raise ConfigError(f"{name}: got {value!r}; a whole number from 1, or leave it out")
     if (config.gpus or 1) > 1 and config.device not in ("auto", "cpu", "cuda"):
         raise ConfigError(f"device: got {config.device!r} for {config.gpus} ranks; use auto, cuda or cpu")
-    if config.threads is not None and (isinstance(config.threads, bool) or not 1 <= config.threads <= 1024):
+    threads = config.threads
+    if threads is not None and (isinstance(threads, bool) or not isinstance(threads, int) or not 1 <= threads <= 1024):
         raise ConfigError(f"threads: got {config.threads!r}; from 1 to 1024, or leave it out")
+
+
+def _check_types(config: EngineConfig) -> None:
+    if config.model is not None:
+        _check_folder("model", config.model)
+    if not isinstance(config.components, Mapping):
+        raise ConfigError(
+            f"components: got {config.components!r}; use folders by name, as in {{'transformer': 'path'}}"
+        )
+    for name in ("device", "ops", "attention"):
+        if not isinstance(getattr(config, name), str):
+            raise ConfigError(f"{name}: got {getattr(config, name)!r}; use a name such as auto")
+
+
+def _check_folder(name: str, folder: object) -> None:
+    if not isinstance(folder, str | os.PathLike) or not folder:
+        raise ConfigError(f"{name}: got {folder!r}; use the path of a folder")
 
 
 def resolve(config: EngineConfig, head_dim: int = 128) -> Choices:

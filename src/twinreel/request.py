@@ -121,6 +121,10 @@ def parse_aspect(text: Any) -> tuple[float, float]:
 
 def check_request(request: Request, spec: Spec, *, allow_remote: bool = False) -> None:
     """Refuse what the request alone shows to be impossible. Raises RequestError naming the field; reads no medium."""
+    if not isinstance(request, Request):
+        raise RequestError(
+            "request", f"got {type(request).__name__}; a Request is needed, or request_from_json of an object"
+        )
     check_text("prompt", request.prompt)
     if not request.prompt.strip():
         raise RequestError("prompt", "is empty; describe the picture and the sound")

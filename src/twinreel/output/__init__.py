@@ -69,6 +69,8 @@ def check_output(path: str | os.PathLike[str], output: OutputOptions, source: Pa
 
     Raises RequestError (`output`, `crf`, `preset`, `audio`). The folder is proven by writing a byte into it.
     """
+    if not isinstance(path, str | os.PathLike):
+        raise RequestError("output", f"got {type(path).__name__}; give the path of a file")
     target = Path(path).absolute()
     _check_options(path, target.suffix.lower(), output)
     if not target.parent.is_dir():

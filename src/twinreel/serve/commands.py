@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from ..errors import ConfigError, RequestError
 from ..output import OutputOptions, check_output
 from .door import check_engine
+from .options import first_line
 
 if TYPE_CHECKING:
     from ..flags import Generate
@@ -52,10 +53,7 @@ def generate(command: Generate) -> dict[str, Any]:
     target = check_output(command.output, output)
     key = None
     if command.server_key_file is not None:
-        try:
-            key = command.server_key_file.read_text(encoding="utf-8").partition("\n")[0].strip()
-        except OSError as error:
-            raise ConfigError(f"--server-key-file: cannot read {command.server_key_file} ({error.strerror})") from None
+        key = first_line(command.server_key_file, "--server-key-file")
     assert command.server is not None
     with progress(command.report.quiet) as watch:
         return Client(command.server, key, patience=3600.0).generate(command.request.build(), target, watch)

@@ -9,6 +9,7 @@ from pathlib import Path
 from ..errors import ConfigError
 
 MIB, GIB = 1 << 20, 1 << 30
+KEY_FILE_BYTES = 4096
 SHORTEST_KEY = 16  # characters; below that a key can be guessed over the network
 
 
@@ -87,11 +88,20 @@ def is_loopback(host: str) -> bool:
         return False
 
 
-def _read_key(path: Path) -> str:
+def first_line(path: Path, name: str) -> str:
+    """The first line of a small file that holds a key, stripped. Raises ConfigError that begins with `name`."""
     try:
-        key = path.read_text(encoding="utf-8").partition("\n")[0].strip()
+        if not path.is_file() or path.stat().st_size > KEY_FILE_BYTES:
+            raise ConfigError(
+                f"{name}: {path} is no file of at most {KEY_FILE_BYTES} bytes; name the file with the key"
+            )
+        return path.read_text(encoding="utf-8").partition("\n")[0].strip()
     except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"api_key_file: cannot read {path} ({error})") from None
+        raise ConfigError(f"{name}: cannot read {path} ({error}); name the file with the key") from None
+
+
+def _read_key(path: Path) -> str:
+    key = first_line(path, "api_key_file")
     if len(key) < SHORTEST_KEY or not key.isascii() or not key.isprintable():
         raise ConfigError(f"api_key_file: the key in {path} needs {SHORTEST_KEY} or more printable ASCII characters")
     return key

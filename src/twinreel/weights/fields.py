@@ -12,6 +12,9 @@ from .files import read_json
 
 STORED_DTYPES = ("float32", "bfloat16", "float16")
 
+# No checkpoint comes near these; a damaged config must not make us list a billion tensors.
+MOST, MOST_LAYERS = 2**31, 4096
+
 
 class Fields:
     """The fields of one config file (or of a block inside it, `prefix` naming it), with H3's values as defaults."""
@@ -35,8 +38,9 @@ class Fields:
 
     def whole(self, name: str, default: int, low: int = 1) -> int:
         value = self.data.get(name, default)
-        if isinstance(value, bool) or not isinstance(value, int) or value < low:
-            self.fail(name, f"an integer of at least {low} is needed, got {value!r}")
+        high = MOST_LAYERS if name.endswith(("layers", "blocks", "block", "depth")) else MOST
+        if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
+            self.fail(name, f"an integer from {low} to {high} is needed, got {value!r}")
         return value
 
     def real(self, name: str, default: float) -> float:
