@@ -66,7 +66,8 @@ def test_flags_are_set_and_recorded() -> None:
     ("given", "field"),
     [
         ({"model": 5}, "model"), ({"model": b"/x"}, "model"), ({"model": ""}, "model"),
-        ({"components": None}, "components"), ({"components": {"transformer": 5}}, "components"), ({"device": None}, "device"), ({"ops": []}, "ops"),
+        ({"components": None}, "components"), ({"components": {"transformer": 5}}, "components"),
+        ({"device": None}, "device"), ({"ops": []}, "ops"),
         ({"attention": []}, "attention"), ({"threads": "2"}, "threads"),
     ],
 )  # fmt: skip
