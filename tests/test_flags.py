@@ -315,3 +315,8 @@ def test_recipes_show_every_flag_that_describes_a_request_or_a_file():
 def test_the_json_of_the_recipes_is_a_request():
     body = re.search(r"```json\n(.*?)```", (ROOT / "docs/recipes.md").read_text(encoding="utf-8"), re.DOTALL)
     assert body and parse_json(body[1]).references == (Reference("image", "her.png"),)
+
+
+def test_a_request_that_is_no_file_is_refused_at_once():
+    with pytest.raises(RequestError, match="/dev/zero is no file of at most 256 MiB"):
+        RequestFlags(request=Path("/dev/zero")).build()

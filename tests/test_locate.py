@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 from collections.abc import Callable, Mapping
 from dataclasses import replace
@@ -16,6 +17,7 @@ from tiny import tiny_spec, write_tiny
 from twinreel.errors import CheckpointError
 from twinreel.spec import Partition, Spec
 from twinreel.weights import locate, read_spec
+from twinreel.weights.files import open_weights
 
 SHARED = {"text_encoder", "tokenizer", "processor", "video_vae", "audio_vae"}
 
@@ -240,3 +242,12 @@ def test_a_damaged_config_does_not_ask_for_a_billion_layers(tiny_original: Path,
     )
     with pytest.raises(CheckpointError, match="num_layers: an integer from 1 to 4096 is needed"):
         read_spec(locate(original))
+
+
+def test_a_pipe_among_the_weights_does_not_keep_us_waiting(tiny_original: Path, tmp_path: Path) -> None:
+    original = shutil.copytree(tiny_original, tmp_path / "m")
+    shard = original / "FL2VA/audio_vae/model.safetensors"
+    shard.unlink()
+    os.mkfifo(shard)
+    with pytest.raises(CheckpointError, match="is no regular file"):
+        open_weights(shard.parent)

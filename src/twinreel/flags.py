@@ -24,6 +24,7 @@ from .request import Keyframe, Reference, Request
 from .request_json import parse_json
 from .spec import World
 
+MOST_JSON = 256 << 20  # bytes of a request, media as data: addresses included
 T = TypeVar("T")
 WORLD = World()  # help speaks of H3's limits; a small checkpoint's own are in its errors and in `plan`
 Optional = Annotated[T | None, tyro.conf.arg(help_behavior_hint="")]  # None is "not given"; the text says what follows
@@ -150,6 +151,8 @@ class RequestFlags:
             names = ", ".join(self.given())
             raise RequestError("request", f"{path} says everything already; leave out {names}, or write it there")
         try:
+            if path.exists() and (not path.is_file() or path.stat().st_size > MOST_JSON):
+                raise RequestError("request", f"{path} is no file of at most {MOST_JSON >> 20} MiB; name the JSON file")
             return parse_json(path.read_bytes())
         except OSError as error:
             raise RequestError("request", f"cannot read {path}: {error.strerror}") from None

@@ -57,6 +57,8 @@ def first_ten(problems: Iterable[str]) -> str:
 def read_json(path: Path) -> dict[str, Any]:
     """A JSON object from `path`; CheckpointError naming the file when it is absent, unreadable or no object."""
     try:
+        if path.exists() and not path.is_file():  # a pipe would keep us waiting for ever
+            raise CheckpointError(f"{path}: is no regular file; download it again")
         data = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         raise CheckpointError(f"{path}: cannot be read as JSON ({error}); download the file again") from error
@@ -68,6 +70,8 @@ def read_json(path: Path) -> dict[str, Any]:
 def read_header(path: Path) -> dict[str, Entry]:
     """The tensors of one safetensors file. Raises CheckpointError when the file is cut short or damaged."""
     try:
+        if path.exists() and not path.is_file():
+            raise CheckpointError(f"{path}: is no regular file; download it again")
         actual = path.stat().st_size
         with path.open("rb") as file:
             length = int.from_bytes(file.read(8), "little")
