@@ -91,7 +91,7 @@ def is_loopback(host: str) -> bool:
 def first_line(path: Path, name: str) -> str:
     """The first line of a small file that holds a key, stripped. Raises ConfigError that begins with `name`."""
     try:
-        if not path.is_file() or path.stat().st_size > KEY_FILE_BYTES:
+        if path.exists() and (not path.is_file() or path.stat().st_size > KEY_FILE_BYTES):
             raise ConfigError(
                 f"{name}: {path} is no file of at most {KEY_FILE_BYTES} bytes; name the file with the key"
             )
