@@ -127,3 +127,8 @@ def test_a_folder_survives_a_failure(tmp_path: Path):
         (temporary / "frame-00000.png").write_bytes(b"half")
         raise KeyboardInterrupt
     assert sorted(os.listdir(shots)) == before and sorted(os.listdir(tmp_path)) == ["shots", "shots.json"]
+
+
+def test_overwrite_is_a_truth_value_and_not_a_word(tmp_path: Path) -> None:
+    with pytest.raises(RequestError, match="^overwrite: got 'no'"):
+        check_output(tmp_path / "a.mp4", OutputOptions(overwrite="no"))  # type: ignore[arg-type]

@@ -88,6 +88,8 @@ def check_output(path: str | os.PathLike[str], output: OutputOptions, source: Pa
 
 
 def _check_options(path: str | os.PathLike[str], suffix: str, output: OutputOptions) -> None:
+    if not isinstance(output.overwrite, bool):
+        raise RequestError("overwrite", f"got {output.overwrite!r}; use True or False")
     low, high = CRF_RANGE
     if isinstance(output.crf, bool) or not isinstance(output.crf, int) or not low <= output.crf <= high:
         raise RequestError("crf", f"got {output.crf!r}; a whole number from {low} to {high}")
