@@ -36,6 +36,16 @@ def tiny_original(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session")
+def tiny_narrow(tiny_original: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """`tiny_original` as `twinreel quantize` writes it, every block in e4m3. Read only: copy before changing."""
+    from twinreel.weights.quantize import quantize
+
+    target = tmp_path_factory.mktemp("tiny") / "narrow"
+    quantize(tiny_original, target, 0, print)
+    return target
+
+
+@pytest.fixture(scope="session")
 def tiny_diffusers(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The values of `tiny_original` as a diffusers root. Read only: copy before changing."""
     from tiny import write_tiny

@@ -20,6 +20,7 @@ from twinreel.parallel.mesh import Mesh, join_mesh
 from twinreel.parallel.ulysses import PLAIN, Relayout, Ulysses
 from twinreel.schedule import make_sigmas, step_timesteps
 from twinreel.spec import DiTSpec
+from twinreel.topology import open_board
 
 HEADS = DiTSpec(
     hidden=64, layers=2, refiner_layers=1, heads=56, head_dim=8, ffn=112, text_dim=24, freq_dim=16, time_hidden=32,
@@ -74,6 +75,7 @@ def call(dit: DiT, modulation: LiveModulation, layout: PackedLayout, parallel: P
     sp = parallel.sp
     part = shard(layout, sp.size, sp.rank)
     mine = part.layout
+    parallel.reserve(len(mine.tags_S), dit.spec.heads, dit.spec.head_dim * dit.dtype.itemsize)
     times, indices = step_timesteps(layout, make_sigmas(4, (12.0, 3.0)), 1)
     where = mine.text_indices, mine.video_indices, mine.audio_indices
     at = make_row_state(mine.positions_S3, mine.tags_S, where, dit.spec, dit.dtype, "cpu", used=part.used)
@@ -90,23 +92,36 @@ def alone(counts: tuple[int, int, int, int], kernels: bool = False) -> tuple[Ten
     return call(*dit_of(Parallel.single(), kernels), packed(*counts), Parallel.single())
 
 
-def joined(place: Place, mesh: Mesh, relayout: Relayout = PLAIN, chunks: int = 1) -> Parallel:
-    """The axes of a rank; made once a mesh."""
+def joined(place: Place, mesh: Mesh, relayout: Relayout = PLAIN, chunks: int = 1, pushed: bool = False) -> Parallel:
+    """The axes of a rank, and with `pushed` its board; made once a mesh."""
     if mesh not in place.kept:
         place.kept[mesh] = join_mesh(mesh, place.rank, Ulysses, backend="gloo", patience=60)
-    return replace(place.kept[mesh], strategy=partial(Ulysses, relayout=relayout, chunks=chunks))
+    parallel, board = place.kept[mesh], None
+    if pushed:
+        if ("board", mesh) not in place.kept:
+            place.kept["board", mesh], problem = open_board(parallel, torch.device("cpu"), place.world)
+            assert problem is None, problem
+        board = place.kept["board", mesh]
+    strategy = partial(Ulysses, relayout=relayout, chunks=chunks, board=board)
+    return replace(parallel, strategy=strategy, board=board, chunks=chunks)
 
 
 def distances(
-    place: Place, mesh: Mesh, counts: tuple[int, int, int, int], chunks: int = 1, kernels: bool = False
+    place: Place,
+    mesh: Mesh,
+    counts: tuple[int, int, int, int],
+    chunks: int = 1,
+    kernels: bool = False,
+    pushed: bool = False,
 ) -> list[float]:
-    """Relative L2 distance of video and audio rows to one rank; 0 is the same bits. `kernels`: of the relayout, too."""
+    """Relative L2 distance of video and audio rows to one rank; 0 is the same bits. `kernels`: of the relayout, too.
+    `pushed`: over a board."""
     relayout = PLAIN
     if kernels:
         from twinreel.ops import relayout as triton
 
         relayout = Relayout("packed", triton.pack, triton.merge)
-    parallel = joined(place, mesh, relayout, chunks)
+    parallel = joined(place, mesh, relayout, chunks, pushed)
     made, wanted = call(*dit_of(parallel, kernels), packed(*counts), parallel), alone(counts, kernels)
     return [
         0.0 if torch.equal(a, b) else max(((a - b).norm() / b.norm()).item(), 1e-30)

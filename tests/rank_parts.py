@@ -23,6 +23,7 @@ from twinreel.models.text_encoder import TextEncoder
 from twinreel.models.video_decoder import VideoDecoder
 from twinreel.models.video_encoder import VideoEncoder
 from twinreel.output.write import Media
+from twinreel.parallel.fully_sharded import Gathered
 from twinreel.parallel.mesh import Mesh
 from twinreel.spec import Spec
 from twinreel.weights import load_into, locate
@@ -79,6 +80,33 @@ def conditioner(place: Place, model: str, text: int) -> tuple[float, Tensor]:
         one, many = TextEncoder(spec.text, torch.float32), TextEncoder(spec.text, torch.float32, axis)
     wanted, out = made(one), made(many)
     return ((out - wanted).norm() / wanted.norm()).item(), out
+
+
+@torch.inference_mode()
+def stored_conditioner(place: Place, model: str) -> tuple[bool, int, int]:
+    """Whether the conditioner, stored over all ranks, makes what one rank makes of two prompts, one with a picture; the
+    values that a rank keeps, and all of them."""
+    parallel = joined(place, Mesh(sp=place.world, stored=place.world))
+    checkpoint, spec = locate(Path(model), {}), wide_spec()
+
+    def made() -> TextEncoder:
+        with torch.device("meta"):
+            encoder = TextEncoder(spec.text, torch.float32)
+        load_into(encoder, checkpoint, spec, "text_encoder")
+        return encoder
+
+    one, many = made(), made()
+    gathered = Gathered(many, many.gathered_parts(), parallel.stored, torch.device("cpu"))
+    generator = torch.Generator().manual_seed(3)
+    ids, types = torch.randint(0, 200, (37,), generator=generator), torch.zeros(37, dtype=torch.int64)
+    values = spec.text.vision["in_channels"] * spec.processor.temporal_patch * spec.processor.patch**2
+    picture = torch.randn(16, values, generator=generator), (1, 4, 4)
+    seen = types.clone()
+    seen[5:9] = 1
+    same = torch.equal(gathered(ids, types), one(ids, types))
+    same &= torch.equal(gathered(ids, seen, [picture]), one(ids, seen, [picture]))
+    kept = [weight.to_local() for weight in many.parameters()]  # type: ignore[attr-defined]
+    return same, sum(map(torch.numel, kept)), sum(map(torch.numel, one.parameters()))
 
 
 @lru_cache(maxsize=4)

@@ -14,6 +14,7 @@ from twinreel.models.dit import HeadNorm
 from twinreel.models.layers import RMSNorm
 from twinreel.ops import select
 from twinreel.parallel import Axis
+from twinreel.parallel.board import Board
 from twinreel.parallel.ulysses import Relayout
 
 ROWS, HEADS, DIM, ANGLES = 3, 16, 16, 5  # rows of each rank
@@ -71,16 +72,24 @@ def mixed(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
 
 
 @torch.inference_mode()
-def check_contract(axis: Axis, relayout: Relayout, table: str, device: str, dtype: torch.dtype) -> None:
+def check_contract(
+    axis: Axis, relayout: Relayout, table: str, device: str, dtype: torch.dtype, board: Board | None = None
+) -> None:
     """There: each rank has all rows of its heads, in rank order. Back: each has its rows, all heads, a clear tail."""
     ranks, spans = axis.size, ((0, 4), (4, HEADS))
     all_rows = whole(table, device, dtype, ranks)
     parts, used = all_rows.parts(), all_rows.used
     mine, at = all_rows.part(axis.rank)
     returned = []
-    for start, stop in spans:
+    if board is not None:
+        board.reserve([len(mine) * ranks * 3 * HEADS * DIM * dtype.itemsize] * 4)
+
+    def exchanged(x: Tensor, slot: int) -> Tensor:
+        return (axis.exchange(x) if board is None else board.exchange(x, slot)).wait()
+
+    for slot, (start, stop) in enumerate(spans):
         chunk = mine.unflatten(1, (HEADS, -1))[:, start:stop].flatten(1)
-        arrived = axis.exchange(relayout.pack(chunk, all_rows.norms, at, ranks)).wait()
+        arrived = exchanged(relayout.pack(chunk, all_rows.norms, at, ranks), slot)
         share = (stop - start) // ranks
         heads = slice(start + axis.rank * share, start + (axis.rank + 1) * share)
         assert torch.equal(arrived.flatten(0, 1), parts[:, :, heads])
@@ -88,7 +97,7 @@ def check_contract(axis: Axis, relayout: Relayout, table: str, device: str, dtyp
             assert not torch.equal(arrived.flatten(0, 1), parts[:, wrong, heads])
         out = mixed(*arrived.flatten(0, 1)[:used].unbind(1))
         tail = out.new_full((ranks * ROWS - used, *out.shape[1:]), float("nan"))  # nobody may read it
-        returned.append(axis.exchange(torch.cat((out, tail)).unflatten(0, (ranks, ROWS))).wait())
+        returned.append(exchanged(torch.cat((out, tail)).unflatten(0, (ranks, ROWS)), 2 + slot))
     valid = max(0, min(ROWS, used - axis.rank * ROWS))
     merged = relayout.merge(returned, valid)
     wanted = mixed(*parts[:used].unbind(1))[axis.rank * ROWS :][:ROWS]

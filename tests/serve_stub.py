@@ -62,6 +62,7 @@ class StubRunner:
         steps = range(0 if saved.exists() else 200 if "slow" in prompt else STEPS)
         for step in steps:
             yield {"event": "progress", "stage": "denoise", "done": step, "total": len(steps), "eta": 1.0, "note": ""}
+            yield {"event": "preview", "file": "preview.webp"}
             self.gate.wait(20)
             time.sleep(0.02 if "slow" in prompt else self.seconds / STEPS)
             if work.id in self._cancelled:
@@ -73,7 +74,7 @@ class StubRunner:
         resumed = saved.exists()
         saved.write_bytes(b"latents of " + prompt.encode())
         if "crash" in prompt and not ("once" in prompt and resumed):
-            raise EngineLost("the engine ended: signal SIGKILL")
+            raise EngineLost("the engine ended: signal SIGKILL; its last words: OSError: /srv/weights/part.safetensors")
         yield {"event": "progress", "stage": "decode", "done": 1, "total": 1, "eta": 0.0, "note": ""}
         yield {"event": "done", "outcome": self._write(folder, work)}
 

@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from twinreel.spec import Spec
+from twinreel.tools import bench_scaling, paper
 from twinreel.tools.bench import main
 from twinreel.tools.bench_dit import call_work
 from twinreel.tools.timing import measure
@@ -28,13 +29,16 @@ def test_ops(capsys: pytest.CaptureFixture[str]) -> None:
     assert found["rows"] == 4 and found["copy_gbs"] > 0
     names = {row["op"]: row for row in found["ops"]}
     assert set(names) == {
-        "rms_norm", "norm_modulate", "gate_norm_modulate", "gate_add", "qk_norm_rope", "swiglu", "euler"
+        "rms_norm", "norm_modulate", "gate_norm_modulate", "gate_add", "qk_norm_rope", "swiglu", "euler",
+        "quantize_rows", "norm_modulate_quantized", "gate_norm_modulate_quantized", "swiglu_quantized", "quantize_heads",
     }  # fmt: skip
     for row in names.values():
         assert row["reference"]["gbs"] > 0 and row["reference"]["runs"] >= 3
         assert row["apart"]["share"] < 0.01, "the kernels are checked before they are timed"
     assert found["attention"]["sdpa"]["tflops"] > 0 and "needs a CUDA device" in found["attention"]["fa3"]
-    assert set(found["products_tflops"]) == {"qkv", "out", "fc1", "fc2"}
+    assert set(found["products_tflops"]) == set(found["fp8"]["products_tflops"]) == {"qkv", "out", "fc1", "fc2"}
+    assert set(found["fp8"]["attention_tflops"]) == {"kernel", "with_quantize_heads"}
+    assert "emulated" in found["fp8"]["why"]["fp8"]
 
 
 def test_dit_compares_live_with_precompute(capsys: pytest.CaptureFixture[str]) -> None:
@@ -44,12 +48,31 @@ def test_dit_compares_live_with_precompute(capsys: pytest.CaptureFixture[str]) -
     assert [call["adaln"]["adaln"] for call in found["calls"]] == ["precompute", "live"]
     for call in found["calls"]:
         assert call["equal_to_first"] and call["repeats"] and call["finite"] and call["share_of_floor"] > 0
-    assert found["rows"] > 100 and found["floor_seconds"] > 0
+    assert found["rows"] > 100 and found["floor_seconds"]["bf16"] > 0
+
+
+def test_dit_compares_precisions_on_the_same_weights(capsys: pytest.CaptureFixture[str]) -> None:
+    words = ("--frames", "22", "--text", "5", "--ops", "reference", "--precision", "bf16", "fp8:blocks=0")
+    found = result(capsys, "dit", *words, "--layers", "2")
+    wide, narrow = found["calls"]
+    assert (wide["precision"], narrow["precision"]) == ("bf16", "fp8:blocks=0")
+    assert 1e-3 < narrow["distance_to_first"] < 0.1 and narrow["repeats"] and narrow["finite"]
+    assert set(found["roofs_tflops"]) == {"products", "attention", "fp8_products", "fp8_attention"}
+    assert set(found["floor_seconds"]) == {"bf16", "fp8:blocks=0"}
 
 
 def test_vae(capsys: pytest.CaptureFixture[str]) -> None:
     found = result(capsys, "vae", "--frames", "22", "--tile-batch", "1", "2", "--encode-frames", "5")
     assert set(found["decode"]) == {"1", "2"} and found["encode"]["fp32"]["frames"] == 5
+
+
+def test_memory_compares_layers_with_resident(capsys: pytest.CaptureFixture[str]) -> None:
+    words = "memory --frames 22 --text 5 --ops reference --precision fp32 --layers 5 --caps 1"
+    found = result(capsys, *words.split())
+    assert [call["residency"] for call in found["calls"]] == ["stages", "layers"]
+    assert all(call["equal_to_first"] for call in (*found["calls"], *found["conditioner"]))
+    assert found["calls"][0]["streamed_gbs"] == 0 < found["calls"][1]["streamed_gbs"]
+    assert [row["residency"] for row in found["conditioner"]] == ["all", "all", "layers", "layers"]
 
 
 def test_the_work_of_one_released_call_is_the_known_one() -> None:
@@ -58,8 +81,55 @@ def test_the_work_of_one_released_call_is_the_known_one() -> None:
     assert work["attention"] == pytest.approx(2.071e15, rel=1e-3)
 
 
+def test_the_paper_model_is_the_table_of_the_page() -> None:
+    page = (Path(__file__).parents[1] / "docs/performance.md").read_text()
+    assert paper.table() in page
+    one, two, pushed = paper.predict(1, 1), paper.predict(2, 1), paper.predict(2, 1, 2)
+    assert one.seconds == pytest.approx(5.415, abs=1e-3) and not one.bytes
+    assert two.bytes / 50 == pytest.approx(409e6 + 136e6, rel=2e-3)  # bytes of one block
+    assert two.exposed == two.exchange and two.compute < pushed.seconds < two.seconds
+    assert pushed.hidden == pytest.approx(7 / 8)  # all but half of the way back
+
+
+@pytest.mark.parametrize(
+    ("text", "names"),
+    [
+        ("sp1", ["sp1"]),
+        ("sp2", ["sp2:plain", "sp2:packed", "sp2:overlapped"]),
+        ("sp2:overlap", ["sp2:overlapped"]),
+        ("sp2tp2:plain", ["sp2tp2:plain"]),
+        ("tp4", ["tp4"]),
+        ("sp4:vae", ["sp4:vae"]),
+        ("sp2:whole-balanced", ["sp2:overlapped:whole-balanced"]),
+    ],
+)
+def test_cases_of_scaling(text: str, names: list[str]) -> None:
+    cases = bench_scaling.parse_case(text)
+    assert [case.name for case in cases] == names
+    assert all(bench_scaling.parse_case(case.name) == [case] for case in cases)
+
+
+def test_scaling_measures_what_is_missing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = tmp_path / "scaling.json"
+    words = ["scaling", str(out), "--shape", "wide", "--device", "cpu", "--frames", "22", "--text", "5"]
+    words += ["--seconds", "0.01", "--calls", "2", "--only", "sp1,sp2:plain,sp2:overlap,sp2:whole"]
+    assert main(words) == 0
+    cases = json.loads(out.read_text())["cases"]
+    calls = [cases[name] for name in ("sp1", "sp2:plain", "sp2:overlapped")]
+    assert len({case["sha256"] for case in calls}) == 1
+    assert calls[1]["distance_to_one"] == {"video": 0.0, "audio": 0.0}
+    assert calls[1]["ranks"][1]["exposed_seconds"] > 0
+    assert {"encode", "denoise", "decode"} <= cases["sp2:overlapped:whole"]["ranks"][0]["stages"].keys()
+    capsys.readouterr()
+    assert main(words) == 0  # everything is there
+    assert capsys.readouterr().out.startswith("{")
+    assert main(["scaling", str(out), "--only", "sp3x"]) == 2
+
+
 def test_what_cannot_run_here_is_said() -> None:
     assert main(["dit", "--attention", "fa3", *TINY]) == 2
+    assert main(["dit", "--precision", "fp8:blocks=9", *TINY]) == 2
+    assert main(["dit", "--precision", "fp32", "fp8", *TINY]) == 2
 
 
 def test_measure_counts_runs() -> None:
@@ -74,6 +144,7 @@ def test_it_imports_without_media_and_command_line_libraries() -> None:
         "import sys\n"
         "for name in ('av', 'tyro', 'rich', 'diffusers'): sys.modules[name] = None\n"
         "from twinreel.tools.bench import main\n"
+        "import twinreel.tools.scaling_cases\n"
         "try: main(['--help'])\n"
         "except SystemExit as end: print(end.code)"
     )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import re
 from pathlib import Path
 
@@ -14,7 +15,10 @@ from safetensors.torch import save_file
 
 from twinreel import Media
 from twinreel.errors import RequestError
+from twinreel.flags import parse
 from twinreel.spec import VideoVAESpec
+from twinreel.tool_flags import COMMANDS
+from twinreel.tools.commands import run_compare
 from twinreel.tools.compare import compare, compare_media, summary, write_json
 from twinreel.tools.pictures import Traits, VideoPair, lag, ssim
 from twinreel.tools.plots import Frame, Point, draw_lines, draw_points
@@ -231,3 +235,23 @@ def test_plots_are_svg_that_parses() -> None:
     )
     for text in drawn:
         ElementTree.fromstring(text)
+
+
+@pytest.mark.parametrize(
+    ("flag", "name", "reason"),
+    [
+        ("--page", "a.npz", "would take the place of what is read"),
+        ("-o", "link.json", "would take the place of what is read"),
+        ("-o", ".", "is a folder"),
+        ("-o", "none/x.json", "cannot be written \\(No such file"),
+    ],
+)
+def test_what_could_not_be_written_is_said_before_the_work(flag: str, name: str, reason: str, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("twinreel.tools.commands.compare", None)
+    Path("a.npz").write_text("a")
+    Path("link.json").symlink_to("a.npz")
+    command = parse(["compare", "a.npz", "b.npz", flag, name], COMMANDS)
+    with pytest.raises(RequestError, match=reason):
+        run_compare(command)
+    assert Path("a.npz").read_text() == "a" and sorted(os.listdir()) == ["a.npz", "link.json"]

@@ -15,7 +15,7 @@ from twinreel.errors import ConfigError
         (EngineConfig(precision="fp16"), "65,504"),
         (EngineConfig(precision="int4"), "auto, bf16, fp32"),
         (EngineConfig(vae_encode="fp8"), "fp32, tf32"),
-        (EngineConfig(residency="some"), "auto, all, stages"),
+        (EngineConfig(residency="some"), "auto, all, conditioner, stages, layers, mapped"),
         (EngineConfig(components={"unet": "x"}), "transformer_ref"),
         (EngineConfig(threads=0), "1 to 1024"),
         (EngineConfig(threads=True), "1 to 1024"),
@@ -68,9 +68,18 @@ def test_flags_are_set_and_recorded() -> None:
         ({"model": 5}, "model"), ({"model": b"/x"}, "model"), ({"model": ""}, "model"),
         ({"components": None}, "components"), ({"components": {"transformer": 5}}, "components"),
         ({"device": None}, "device"), ({"ops": []}, "ops"),
-        ({"attention": []}, "attention"), ({"threads": "2"}, "threads"),
+        ({"attention": []}, "attention"), ({"threads": "2"}, "threads"), ({"threads": 2.0}, "threads"),
+        ({"components": []}, "components"), ({"components": "x"}, "components"), ({"components": {5: "x"}}, "components"),
     ],
 )  # fmt: skip
 def test_values_of_other_types_are_refused_by_name(given: dict[str, object], field: str) -> None:
     with pytest.raises(ConfigError, match=f"^{field}"):
         check_config(EngineConfig(**given))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("config", ["weights", {}, 0, {"model": "weights"}, EngineConfig])
+def test_an_engine_takes_a_config(config: object) -> None:
+    from twinreel import Engine
+
+    with pytest.raises(ConfigError, match="^config: .*give an EngineConfig"):
+        Engine(config)  # type: ignore[arg-type]

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from golden_dit import ODD, TINY, build, golden_pair, golden_weights
-from twinreel.models.dit import FP32_PREFIXES, DiT, RowState, make_row_state, rope_table
+from twinreel.models.dit import FP32_PREFIXES, DiT, Kind, RowState, make_row_state, rope_table
 from twinreel.models.layers import ColumnLinear, Linears, RowLinear
 from twinreel.models.modulation import LiveModulation
 from twinreel.ops import select
@@ -192,9 +192,10 @@ def test_blocks_are_built_from_the_linears_they_are_handed():
     class Column(ColumnLinear):
         pass
 
-    dit = DiT(TINY, select(), Parallel.single(), torch.float32, Linears(column=Column))
-    built = {name.rpartition(".")[2] for name, module in dit.named_modules() if isinstance(module, Column)}
-    assert built == {"qkv_proj", "fc1"}
+    kinds = {1: Kind(select(), Linears(column=Column))}
+    dit = DiT(TINY, select(), Parallel.single(), torch.float32, kinds)
+    built = {name for name, module in dit.named_modules() if isinstance(module, Column)}
+    assert built == {"blocks.1.attn.qkv_proj", "blocks.1.mlp.fc1"}
 
 
 def test_heads_must_be_dealt_out_evenly():

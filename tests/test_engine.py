@@ -8,6 +8,7 @@ import socket
 import subprocess
 import sys
 import threading
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -27,6 +28,7 @@ from twinreel import (
     Request,
     RequestError,
     Sound,
+    decoding,
 )
 from twinreel.noise import Rows
 from twinreel.watch import Event
@@ -214,6 +216,12 @@ def live_tensor_bytes() -> int:
     return sum(o.numel() * o.element_size() for o in gc.get_objects() if isinstance(o, torch.Tensor))
 
 
+def test_sound_beside_the_pictures_changes_no_bit(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+    wanted = engine.generate(T2VA).report["sha256"]
+    monkeypatch.setattr(decoding, "apart", lambda parts: True)
+    assert engine.generate(T2VA).report["sha256"] == wanted
+
+
 def test_memory_returns_to_idle(engine: Engine) -> None:
     for request in ALL.values():
         engine.generate(request)
@@ -261,6 +269,48 @@ def test_two_threads_take_turns(engine: Engine, golden: dict[str, dict[str, str]
     for thread in threads:
         thread.join()
     assert results == golden
+
+
+def test_a_run_that_would_wait_for_itself_is_refused(
+    engine: Engine, golden: dict[str, dict[str, str]], tmp_path: Path
+) -> None:
+    calls = (
+        lambda: engine.generate(T2VA),
+        lambda: engine.render(T2VA, tmp_path / "a.mp4"),
+        lambda: engine.decode(tmp_path / "a.latents.safetensors", tmp_path / "a.mp4"),
+    )
+    for call in calls:
+        with pytest.raises(RuntimeError, match="in the middle of a run"):
+            engine.generate(T2VA, lambda event, call=call: call() if event.stage == "encode" else None)  # type: ignore[misc]
+    assert hashes(engine, T2VA) == golden["t2va"]
+
+
+@pytest.mark.parametrize(
+    ("call", "field"),
+    [
+        (lambda engine, path: engine.generate(T2VA, 5), "watch"),
+        (lambda engine, path: engine.generate(T2VA, None), "watch"),
+        (lambda engine, path: engine.generate(T2VA, boundary=5), "boundary"),
+        (lambda engine, path: engine.render(T2VA, path, watch="x"), "watch"),
+        (lambda engine, path: engine.render(T2VA, path, {}), "output"),
+        (lambda engine, path: engine.render(T2VA, path, OutputOptions(private=1)), "private"),
+        (lambda engine, path: engine.render("A cat.", path), "request"),
+        (lambda engine, path: engine.render(T2VA, None), "output"),
+        (lambda engine, path: engine.decode("x", path, ""), "output"),
+        (lambda engine, path: engine.decode(5, path), "latents"),
+        (lambda engine, path: engine.decode("a\0b", path), "latents"),
+        (lambda engine, path: engine.decode("", path), "latents"),
+        (lambda engine, path: Clip(CLIP.frames, 24.0, notes=5), "notes"),
+        (lambda engine, path: replace(PICTURE, notes="x"), "notes"),
+        (lambda engine, path: replace(SOUND, notes=(5,)), "notes"),
+    ],
+)
+def test_values_of_other_types_are_refused_by_name(
+    engine: Engine, tmp_path: Path, call: Callable[[Engine, Path], object], field: str
+) -> None:
+    with pytest.raises(RequestError) as caught:
+        call(engine, tmp_path / "a.mp4")
+    assert caught.value.field == field and not list(tmp_path.iterdir())
 
 
 def test_a_process_of_its_own_gives_the_same_hashes(tiny_original: Path, golden: dict[str, dict[str, str]]) -> None:

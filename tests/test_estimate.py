@@ -13,8 +13,8 @@ import torch
 
 from tiny import BUILD, tiny_spec, write_tiny
 from twinreel.demo.tiny import ALL_TASKS
+from twinreel.memory.estimate import Setting, estimate, part_weights
 from twinreel.plan import make_plan
-from twinreel.planner.estimate import Setting, estimate, part_weights
 from twinreel.request import Request
 from twinreel.spec import Spec
 from twinreel.weights import locate, read_spec, stored_bytes

@@ -11,16 +11,26 @@ import sys
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import av
 import numpy as np
 import pytest
 import torch
+from PIL import Image
 
-from twinreel import Cancelled, CheckpointError, Engine, EngineConfig, OutputOptions, Request, RequestError, cli
+from twinreel import (
+    Cancelled,
+    Engine,
+    EngineConfig,
+    Keyframe,
+    OutputOptions,
+    Request,
+    RequestError,
+    cli,
+)
 from twinreel import finish as finishing
 from twinreel import progress as progressing
-from twinreel.output.latents import load_latents
 from twinreel.watch import Event
 
 T2VA = Request("A secret cat plays piano.", steps=2, duration=0.9)
@@ -86,30 +96,27 @@ def test_a_failure_in_decode_keeps_latents_that_finish_the_run(
     assert beside["sha256"] == report["sha256"] and {"denoise", "decode", "mux"} <= set(beside["stages"])
 
 
-def test_the_latents_are_those_of_the_run(engine: Engine, tmp_path: Path):
-    interrupt(engine, tmp_path)
-    kept = load_latents(tmp_path / LATENTS, engine.parts.spec)
-    plan = kept.latents.plan
-    assert (plan.frames, plan.prompt, plan.asked_seconds) == (22, T2VA.prompt, 0.9) and plan.shifts == (12.0, 3.0)
-    assert kept.latents.video.dtype == torch.float32 and kept.report["request"]["seed"] == 42
-    assert kept.latents.facts["plan"]["calls"] == 1
-
-
-def test_what_is_no_latents_file_is_refused(engine: Engine, tmp_path: Path):
-    interrupt(engine, tmp_path)
-    source = tmp_path / LATENTS
-    data = source.read_bytes()
-    for bad in (b"", data[:-10], data[:100], b"x" * 400):
-        (tmp_path / "bad.latents.safetensors").write_bytes(bad)
-        with pytest.raises(RequestError, match="latents: "):
-            engine.decode(tmp_path / "bad.latents.safetensors", tmp_path / "b.mp4")
-    with pytest.raises(RequestError, match="cannot be read"):
-        engine.decode(tmp_path / "none.latents.safetensors", tmp_path / "b.mp4")
-    spec = engine.parts.spec
-    other = replace(spec, audio=replace(spec.audio, std=(2.0,) * 32))
-    with pytest.raises(CheckpointError, match="another VAE"):
-        load_latents(source, other)
-    assert not (tmp_path / "b.mp4").exists() and source.exists()
+@pytest.mark.parametrize("number", [0, 1, 2, 3])
+def test_a_run_never_replaces_what_it_reads(engine: Engine, tmp_path: Path, number: int, capsys):
+    picture, asked = tmp_path / "a.json", tmp_path / "b.json"
+    Image.new("RGB", (64, 64)).save(picture, "PNG")
+    asked.write_text('{"prompt": "A cat."}')
+    (tmp_path / "c.json").write_bytes(b"refused before it is read")
+    before = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
+    run, words = (
+        (lambda to: engine.render(replace(T2VA, keyframes=(Keyframe(str(picture)),)), to, OutputOptions(overwrite=True)),
+         ["generate", "A cat.", "--first", str(picture), "-o", str(tmp_path / "a.mp4")]),
+        (None, ["generate", "--request", str(asked), "-o", str(tmp_path / "b.mp4")]),
+        (lambda to: engine.decode(tmp_path / "c.json", to, OutputOptions(overwrite=True)),
+         ["decode", str(tmp_path / "c.json"), "-o", str(tmp_path / "c.mp4")]),
+        (None, ["generate", "A cat.", "--trace", str(tmp_path / "d"), "-o", str(tmp_path / "d")]),
+    )[number]  # fmt: skip
+    if run is not None:
+        with pytest.raises(RequestError, match="which this run needs"):
+            run(words[-1])
+    assert cli.main([*words, "--overwrite", "--json"]) == 2
+    assert json.loads(capsys.readouterr().out)["field"] == "output"
+    assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == before
 
 
 @pytest.mark.parametrize("suffix", [".mkv", ".webm", ".wav", ".npz", ""])
@@ -201,6 +208,35 @@ def test_without_any_place_for_latents_the_run_goes_on(
     assert (tmp_path / "a.mp4").read_bytes() == whole and "not kept" in report["warnings"][0]
 
 
+def test_latents_of_another_run_in_the_folder_for_temporary_files_stay(
+    engine: Engine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "tmp"))
+    (tmp_path / "tmp").mkdir()
+    (tmp_path / "tmp" / LATENTS).write_bytes(b"another run's")
+    save = finishing.save_latents
+
+    def full(path: Path, *args: Any) -> None:
+        if path.parent == tmp_path:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        save(path, *args)
+
+    monkeypatch.setattr(finishing, "save_latents", full)
+    interrupt(engine, tmp_path)
+    assert (tmp_path / "tmp" / LATENTS).read_bytes() == b"another run's"
+    assert len(list(tmp_path.glob(f"tmp/*/{LATENTS}"))) == 1
+
+
+def test_a_bad_picture_is_a_fault_and_keeps_the_latents(engine: Engine, tmp_path: Path, monkeypatch):
+    decoder = engine.parts["video_decoder"]
+    good = decoder.clips
+    monkeypatch.setattr(decoder, "clips", lambda *a, **k: (x * float("nan") for x in good(*a, **k)), raising=False)
+    report = engine.render(T2VA, tmp_path / "a.mp4")
+    assert names(tmp_path) == ["a.json", LATENTS, "a.mp4"]
+    assert "of its values are not finite and come out black" in report["faults"][0] and len(report["faults"]) == 1
+    assert engine.render(T2VA, tmp_path / "b.wav")["faults"] == []
+
+
 def test_a_bad_waveform_is_a_fault_and_keeps_the_latents(engine: Engine, tmp_path: Path, monkeypatch, capsys):
     decoder = engine.parts["audio_decoder"]
     good = decoder.decode
@@ -213,6 +249,7 @@ def test_a_bad_waveform_is_a_fault_and_keeps_the_latents(engine: Engine, tmp_pat
 
     assert cli.tell(report, ReportFlags()) == 5
     assert "not finite" in capsys.readouterr().err
+    assert engine.render(T2VA, tmp_path / "b.mp4", OutputOptions(audio=False))["faults"] == []
 
 
 def test_memory_that_ends_in_decode_is_tried_again_and_reported(

@@ -16,6 +16,7 @@ from twinreel import limits
 from twinreel.config import EngineConfig
 from twinreel.demo import bundled_model
 from twinreel.errors import ConfigError, RequestError
+from twinreel.finish import Ending
 from twinreel.flags import (
     REQUEST_FLAGS,
     Doctor,
@@ -28,6 +29,7 @@ from twinreel.flags import (
     parse,
     parse_reference,
 )
+from twinreel.output import OutputOptions
 from twinreel.request import Keyframe, Reference, Request
 from twinreel.request_json import parse_json
 from twinreel.serve.flags import COMMANDS as SERVE
@@ -35,7 +37,7 @@ from twinreel.tool_flags import COMMANDS
 from twinreel.weights import locate, read_spec
 
 ROOT = Path(__file__).resolve().parents[1]
-NAMES = ("generate", "decode", "plan", "verify", "doctor", "compare", "validate", "serve", "completion")
+NAMES = ("generate", "decode", "plan", "verify", "doctor", "compare", "validate", "quantize", "serve", "completion")
 
 EVERY_REQUEST_FLAG = [
     ["--task", "ref2va"],
@@ -96,6 +98,7 @@ def test_what_is_not_given_is_left_to_the_dataclasses():
 def test_engine_flags_arrive():
     words = "--model m --component transformer=t --component audio_vae=a=b --device cuda:1 --precision bf16".split()
     words += "--vae-encode tf32 --residency stages --ops reference --threads 3 --allow-remote".split()
+    words += "--host-memory 9.5 --row-chunk 8192".split()
     words += "--attention flash --adaln precompute".split()
     doctor = parse(["doctor", *words])
     assert isinstance(doctor, Doctor)
@@ -106,6 +109,8 @@ def test_engine_flags_arrive():
         precision="bf16",
         vae_encode="tf32",
         residency="stages",
+        host_memory=9.5,
+        row_chunk=8192,
         ops="reference",
         attention="flash",
         adaln="precompute",
@@ -317,6 +322,23 @@ def test_the_json_of_the_recipes_is_a_request():
     assert body and parse_json(body[1]).references == (Reference("image", "her.png"),)
 
 
+@pytest.mark.parametrize(
+    "config",
+    [
+        EngineConfig(),
+        EngineConfig(model="a b", device="cpu", gpus=2, sp=1, tp=2, conditioner="split", threads=3),
+        EngineConfig(components={"transformer": "t", "audio_vae": "a=b"}, precision="bf16", residency="stages"),
+    ],
+)
+@pytest.mark.parametrize(
+    "output", [OutputOptions(), OutputOptions(crf=3, audio=False, exact_seconds=True, private=True)]
+)
+def test_the_command_that_finishes_a_run_says_all_that_the_run_was_told(config: EngineConfig, output: OutputOptions):
+    words = shlex.split(Ending(Path("o.mp4"), output, config, {}).command(Path("o.latents.safetensors")))
+    command = parse(words[1:])
+    assert (command.engine.build(), command.writing.build(), str(command.target)) == (config, output, "o.mp4")
+
+
 def test_a_request_that_is_no_file_is_refused_at_once():
-    with pytest.raises(RequestError, match="/dev/zero is no file of at most 256 MiB"):
+    with pytest.raises(RequestError, match="cannot read /dev/zero: it is no file of at most 256 MiB"):
         RequestFlags(request=Path("/dev/zero")).build()

@@ -133,6 +133,12 @@ def test_pixel_aspect(tmp_path: Path, size: tuple[int, int], aspect: Fraction, t
     assert read(path).frames.shape[1:3] == canvas
 
 
+@pytest.mark.parametrize(("turn", "told"), [(0, False), (90, False), (180, False), (45, True), (60, True)])
+def test_an_odd_turn_is_told(tmp_path: Path, turn: int, told: bool):
+    clip = read(write_mp4(tmp_path / "a.mp4", [flat((9, 9, 9))] * 2, turn=turn))
+    assert any("no quarter of a circle" in note for note in clip.notes) == told
+
+
 def test_a_change_of_size_midway_is_told(tmp_path: Path):
     path = tmp_path / "a.ts"
     parts = []

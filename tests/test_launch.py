@@ -15,6 +15,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from PIL import Image
 
 from test_engine import T2VA
 from twinreel import Cancelled, ConfigError, Engine, EngineConfig, Keyframe, Reference, Request, RequestError, launch
@@ -86,7 +87,9 @@ def test_the_report_says_who_did_what(engine: Engine) -> None:
         assert {"encode", "denoise"} <= set(mine["stages"])
         steps = mine["communication"]["denoise"]
         assert len(steps) == report["plan"]["calls"]
-        for costs in steps:
+        for step in steps:
+            costs = step["collectives"]
+            assert step["seconds"] > step["exposed_seconds"] > 0 and step["waiting_seconds"] > 0
             # two blocks, there and back; and the vote
             assert costs["sp.all_to_all"]["calls"] == 4 and costs["sp.all_to_all"]["bytes"] > 0
             assert costs["every.vote"]["calls"] >= 1 and costs["sp.all_to_all"]["exposed_seconds"] > 0
@@ -174,6 +177,21 @@ def test_a_stuck_rank(engine: Engine) -> None:
     assert "no answer from rank 1" in caught.value.__notes__, (caught.value, caught.value.__notes__)
 
 
+def test_a_rank_stuck_while_weights_are_loaded(engine: Engine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(launch, "SILENCE", 5.0)
+    picture, victim = tmp_path / "picture.png", pids(engine)[1]
+    Image.new("RGB", (64, 64), (200, 30, 30)).save(picture)
+
+    def watch(event: Event) -> None:
+        if event.stage == "load" and "ref2va" in event.note and not event.done:
+            os.kill(victim, signal.SIGSTOP)
+
+    start = time.monotonic()
+    with pytest.raises(launch.RankLost, match="rank 1 gave no sign of life for 5 s") as caught:
+        engine.generate(replace(T2VA, references=(Reference("image", picture),)), watch)
+    assert time.monotonic() - start < MOST and "no answer from rank 1" in caught.value.__notes__
+
+
 def test_a_rank_killed_between_requests(engine: Engine) -> None:
     os.kill(pids(engine)[0], signal.SIGKILL)
     with pytest.raises(launch.RankLost, match="rank 0 ended by signal SIGKILL"):
@@ -194,7 +212,7 @@ def test_the_file_is_written_by_rank_0(engine: Engine, tmp_path: Path) -> None:
         ({"gpus": 3}, "gpus: got 3; it must divide the 2 heads"),
         ({"gpus": 2, "sp": 2, "tp": 2}, "2 times 2 is not the number of ranks, 2"),
         ({"gpus": 0}, "gpus: got 0"),
-        ({"tp": 2}, "sp, tp: "),
+        ({"tp": 2}, "tp: got 2, which does not divide one rank"),
         ({"gpus": 2, "device": "cuda:1"}, "for 2 ranks"),
         ({"attend": "packed"}, "this mesh has sp 1"),
         ({"gpus": 2, "attend": "ring"}, "attend: got 'ring'"),

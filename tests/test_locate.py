@@ -166,6 +166,7 @@ def test_nothing_there(tmp_path: Path, make: Callable[[Path], object], message: 
 
 DIT, TEXT = "FL2VA/transformer/config.json", "FL2VA/text_encoder/config.json"
 INDEX, VIDEO, AUDIO = "FL2VA/model_index.json", "FL2VA/video_vae/config.json", "FL2VA/audio_vae/config.json"
+SOURCE, META = "FL2VA/video_vae/source/config.json", "FL2VA/audio_vae/metadata.json"
 
 
 @pytest.mark.parametrize(
@@ -185,10 +186,48 @@ INDEX, VIDEO, AUDIO = "FL2VA/model_index.json", "FL2VA/video_vae/config.json", "
         (VIDEO, "", {"vae_clip_length": 16}, "vae_clip_length: clips of 17 frames"),
         ("FL2VA/video_vae/source/config.json", "", {"ch": 40}, "do not divide into 32 groups"),
         ("FL2VA/video_vae/source/config.json", "", {"padding_mode": "zeros"}, "only 'reflect' is supported"),
+        (TEXT, "text_config", {"hidden_act": "relu"}, "text_config.hidden_act: only 'silu' is supported, got 'relu'"),
+        (TEXT, "text_config", {"attention_bias": True}, "attention_bias: only False is supported, got True"),
+        (TEXT, "text_config.rope_scaling", {"rope_type": "yarn"}, "rope_scaling.rope_type: only 'default'"),
+        (
+            TEXT,
+            "text_config",
+            {"rope_parameters": {"rope_theta": 7.0, "rope_type": "yarn"}},
+            "rope_parameters.rope_type",
+        ),
+        (TEXT, "text_config", {"rope_parameters": {"mrope_section": [8, 0, 0]}}, "contradicts rope_scaling"),
+        (TEXT, "text_config", {"model_type": "qwen3"}, "only 'qwen3_vl_text' is supported"),
+        (TEXT, "text_config", {"rms_norm_eps": 3}, "rms_norm_eps: a finite number from 1e-15 to 0.1"),
+        (TEXT, "text_config.rope_scaling", {"mrope_section": [1, 5, 2]}, "at most a third"),
+        (TEXT, "vision_config", {"hidden_act": "relu"}, "vision_config.hidden_act: only 'gelu_pytorch_tanh'"),
+        (TEXT, "vision_config", {"deepstack_visual_indexes": [1, 1, 2]}, "ascending is needed"),
+        (TEXT, "", {"image_token_id": 283}, "_id: 283 is the id of another vision token too"),
+        (TEXT, "", {"_class_name": "MiniMaxH3DiTModel"}, "name components of two kinds"),
+        (TEXT, "", {"architectures": [[]]}, r"class \[\] is unknown; known are"),
+        (DIT, "", {"_class_name": []}, r"class \[\] is unknown; known are"),
+        (DIT, "", {"_class_name": "FluxTransformer2DModel"}, "class 'FluxTransformer2DModel' is unknown"),
+        ("FL2VA/processor/preprocessor_config.json", "", {"resample": 2}, "resample: only 3 is supported, got 2"),
+        ("FL2VA/processor/preprocessor_config.json", "", {"rescale_factor": 1.0}, "rescale_factor: only 0.0039"),
+        ("FL2VA/processor/video_preprocessor_config.json", "", {"do_resize": False}, "do_resize: only True"),
+        (VIDEO, "", {"vae_decoder_tiling": 0}, "vae_decoder_tiling: only 1 is supported, got 0"),
+        (VIDEO, "", {"source_path": "../.."}, "leads out of the folder"),
+        (VIDEO, "", {"source_path": []}, "source_path: the name of a folder is needed"),
+        (VIDEO, "", {"latents_std": [0.0] * 24}, "latents_std: finite numbers from 1e-06"),
+        (SOURCE, "", {"zq_ch_encoder": 4}, "zq_ch_encoder: only None is supported, got 4"),
+        (SOURCE, "", {"vae_ratio": 8}, "vae_ratio: only 16 is supported"),
+        (SOURCE, "", {"num_res_blocks": 10**9}, "num_res_blocks: an integer from 1 to 1024"),
+        (SOURCE, "vit_decoder_kwargs", {"norm_eps": 1e-3}, "vit_decoder_kwargs.norm_eps: unknown; known are"),
+        (AUDIO, "", {"output_channel": 1}, "output_channel: only 2 is supported"),
         (AUDIO, "", {"latents_std": None}, "latents_std: 32 numbers are needed .*, got nothing"),
-        ("FL2VA/audio_vae/metadata.json", "metadata.kwargs", {"encoder_rates": [2, 4, 4, 5, 4]}, "a product of 640"),
+        (META, "metadata.kwargs", {"decoder_kernel_sizes": [8, 9, 4, 4, 4, 4, 4]}, "a kernel of 8 does not multiply"),
+        (META, "metadata.kwargs", {"resblock_kernel_sizes": [3, 6, 11]}, "odd numbers are needed, got 6"),
+        (META, "metadata.kwargs", {"snake": False}, "metadata.kwargs.snake: unknown"),
+        (META, "metadata.kwargs", {"encoder_rates": [2, 4, 4, 5, 4]}, "a product of 640"),
         (INDEX, "_twinreel", {"min_seconds": 7.0}, "_twinreel.min_seconds: 0.9 contradicts 7.0 of .*FL2VA/"),
         (INDEX, "_twinreel", {"canvas": 7}, "_twinreel.canvas: unknown; known are hidden_layer"),
+        (INDEX, "_twinreel", {"short_edge": 31}, "_twinreel.short_edge: 64 contradicts 31"),
+        (INDEX, "_minimax_h3", {"tasks": "t2va"}, "_minimax_h3.tasks: a list of names is needed, got 't2va'"),
+        (INDEX, "_minimax_h3", {"schema_version": 2}, "schema_version: only 1 is supported, got 2"),
         (INDEX, "_minimax_h3", {"tasks": ["i2va"]}, "'i2va' is none of t2va, fl2va, ref2va"),
         (INDEX, "_minimax_h3.sigma_shift_scales", {"video": 5.0}, r"contradicts \(5.0, 3.0\)"),
     ],
@@ -240,8 +279,53 @@ def test_a_damaged_config_does_not_ask_for_a_billion_layers(tiny_original: Path,
         original / "FL2VA/video_vae/source/config.json",
         lambda data: data["vit_decoder_kwargs"].update(num_layers=10**9),
     )
-    with pytest.raises(CheckpointError, match="num_layers: an integer from 1 to 4096 is needed"):
+    with pytest.raises(CheckpointError, match="num_layers: an integer from 1 to 1024 is needed"):
         read_spec(locate(original))
+
+
+NAMED = '"_class_name": "MiniMaxH3DiTModel"'
+DEEP = "[" * 100_000 + "]" * 100_000
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("", "cannot be read as JSON"),
+        ("[]", "holds list, a JSON object is needed"),
+        (f'{{"hidden_size": {DEEP}}}', "is nested too deeply"),
+        (f'{{{NAMED}, "hidden_size": {"[" * 400 + "]" * 400}}}', "hidden_size: an integer from 1"),
+        ('{"hidden_size": ' + "9" * 5000 + "}", "cannot be read as JSON"),
+        (f'{{{NAMED}, "hidden_size": "{"9" * 5000}"}}', r"got '9{20,30}\.\.\.9{20,30}'$"),
+        ('{"hidden_size": 64, "hidden_size": 32}', "'hidden_size' stands twice in one object"),
+        (b"\xff\xfe", "is not UTF-8 text"),
+    ],
+)
+def test_a_file_that_is_no_config(original: Path, text: str | bytes, message: str) -> None:
+    (original / DIT).write_bytes(text if isinstance(text, bytes) else text.encode())
+    with pytest.raises(CheckpointError, match=rf"transformer/config\.json: .*{message}"):
+        read_spec(locate(original))
+
+
+@pytest.mark.parametrize("part", ["FL2VA", "FL2VA/transformer", "FL2VA/text_encoder", "FL2VA/tokenizer", "Ref2VA"])
+def test_a_folder_without_rights(original: Path, part: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every way into it is refused, as it is to whoever is not root."""
+    plain = os.stat
+
+    def refusing(path: Any, *args: Any, **options: Any) -> os.stat_result:
+        if not isinstance(path, int) and original / part in Path(os.fspath(path)).parents:
+            raise PermissionError(13, "Permission denied", str(path))
+        return plain(path, *args, **options)
+
+    monkeypatch.setattr(os, "stat", refusing)
+    with pytest.raises(CheckpointError, match=f"{part}/.*: cannot be read .Permission denied.; check"):
+        read_spec(locate(original))
+
+
+def test_names_too_long(original: Path) -> None:
+    with pytest.raises(CheckpointError, match=r"^/x{254}: cannot be read \(File name too long\)"):
+        locate(f"/{'x' * 5000}")
+    with pytest.raises(CheckpointError, match="File name too long"):
+        locate(original, {"video_vae": "y" * 5000})
 
 
 def test_a_pipe_among_the_weights_does_not_keep_us_waiting(tiny_original: Path, tmp_path: Path) -> None:

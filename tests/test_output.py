@@ -2,27 +2,32 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
+from PIL import Image
 
 from twinreel.errors import RequestError
+from twinreel.media.addresses import files_of
 from twinreel.output import OutputOptions, check_output, check_space, estimate_bytes, latents_path, sidecar_path
 from twinreel.output.report import replacing
 from twinreel.output.write import Media
+from twinreel.request import Keyframe, Reference, Request
 
 MEDIA = Media(np.zeros((22, 64, 96, 3), np.uint8), np.zeros((2, 29_600), np.float32))
 
 
-def refused(field: str, words: str, path: Path, **options: object) -> None:
+def refused(field: str, words: str, path: object, output: object = None, **options: object) -> None:
     with pytest.raises(RequestError, match=words) as caught:
-        check_output(path, OutputOptions(**options))  # type: ignore[arg-type]
+        check_output(path, OutputOptions(**options) if output is None else output)  # type: ignore[arg-type]
     assert caught.value.field == field
 
 
@@ -80,11 +85,145 @@ def test_a_folder_of_frames_is_replaced_and_any_other_is_safe(tmp_path: Path):
         ("a.wav", {"audio": False}, "audio", "sound alone"),
         ("a.npz", {"crf": 20}, "crf", "means nothing"),
         ("shots", {"preset": "slow"}, "preset", "means nothing"),
+        ("a.mp4", {"overwrite": "no"}, "overwrite", "True or False"),
+        ("a.mp4", {"audio": 0}, "audio", "True or False"),
+        ("a.mp4", {"preset": []}, "preset", "ultrafast"),
+        (".mp4", {}, "output", "ends in"),
+        ("a.mp4/", {}, "output", "like a folder and like a file"),
+        ("a\0.mp4", {}, "output", "a null byte"),
+        ("\udcff.mp4", {}, "output", "a lone surrogate"),
+        ("x" * 300 + ".mp4", {}, "output", "255 are possible; shorten it"),
+        ("x" * 240 + ".mp4", {}, "output", "255 are possible; shorten it"),  # its latents have a longer name
+        ("x" * 300 + "/a.mp4", {}, "output", "too long"),
+        ("x/" * 3000 + "a.mp4", {}, "output", "too long"),
     ],
 )
 def test_what_cannot_be(tmp_path: Path, name: str, options: dict[str, object], field: str, words: str):
-    refused(field, words, tmp_path / name, **options)
+    refused(field, words, f"{tmp_path}/{name}", **options)
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("path", ["", ".", "./", Path(), 5, None, b"a.mp4"])
+def test_what_is_no_path_of_a_file(path: object):
+    refused("output", "output: ", path)
+
+
+def test_a_current_folder_that_is_gone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    gone = tmp_path / "gone"
+    gone.mkdir()
+    monkeypatch.chdir(gone)
+    gone.rmdir()
+    refused("output", "current folder is gone", "a.mp4")
+    assert check_output(tmp_path / "a.mp4", OutputOptions()) == tmp_path / "a.mp4"
+
+
+def test_the_longest_name_is_written(tmp_path: Path):
+    target = tmp_path / ("é" * 117 + "x.mp4")  # with its latents' ending 255 bytes
+    assert MEDIA.save(target) == target and len(list(tmp_path.iterdir())) == 2
+    refused("output", "shorten it", target.with_name(f"x{target.name}"))
+
+
+@pytest.mark.parametrize("name", ["a.mp4", "a.json", "a.latents.safetensors", "shots"])
+@pytest.mark.parametrize(
+    ("make", "words"),
+    [
+        (lambda path: path.symlink_to("elsewhere"), "is a link to elsewhere"),
+        (lambda path: os.mkfifo(path), "is a pipe"),
+        (lambda path: path.mkdir(), "is a folder"),
+    ],
+)
+def test_only_plain_files_are_replaced(tmp_path: Path, name: str, make: Callable[[Path], None], words: str):
+    make(tmp_path / name)
+    if (name, words) != ("shots", "is a folder"):
+        refused("output", words, tmp_path / ("shots" if name == "shots" else "a.mp4"), overwrite=True)
+
+
+@pytest.mark.parametrize(
+    ("needed", "target"),
+    [
+        ("a.mp4", "a.mp4"),
+        ("a.json", "a.mp4"),
+        ("a.latents.safetensors", "a.mp4"),
+        ("link.png", "a.mp4"),
+        ("hard.png", "a.mp4"),
+        ("shots/frame-00000.png", "shots"),
+        ("shots.json", "shots"),
+        ("trace", "trace"),
+        ("trace", "trace/a.mp4"),
+        ("trace/more", "trace"),
+    ],
+)
+def test_what_a_run_needs_is_never_its_output(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, needed: str, target: str
+):
+    monkeypatch.chdir(tmp_path)
+    for folder in ("shots", "trace"):
+        (tmp_path / folder).mkdir()
+    for name in ("a.mp4", "a.json", "a.latents.safetensors", "shots/frame-00000.png", "shots.json"):
+        (tmp_path / name).write_bytes(b"mine")
+    (tmp_path / "link.png").symlink_to("a.mp4")
+    os.link(tmp_path / "a.mp4", tmp_path / "hard.png")
+    with pytest.raises(RequestError, match="which this run needs; name another output") as caught:
+        check_output(target, OutputOptions(overwrite=True), needed=[Path(needed)])
+    assert caught.value.field == "output"
+    check_output("b.mp4", OutputOptions(), needed=[Path(needed)])
+
+
+def test_a_request_names_its_files(tmp_path: Path):
+    Image.new("RGB", (8, 8)).save(tmp_path / "b.png")
+    address = (tmp_path / "c d.png").as_uri()
+    sources = [str(tmp_path / "a.png"), Image.open(tmp_path / "b.png"), address, "data:image/png;base64,", "http://x/y",
+               np.zeros((2, 2, 3), np.uint8), "ftp://x/y", "a\0b"]  # fmt: skip
+    request = Request(
+        "A cat.",
+        keyframes=(Keyframe(Path("k.png")),),
+        references=tuple(Reference("image", source) for source in sources),
+        policy="adaptive:profile=p.json",
+    )
+    assert files_of(request) == [
+        Path("k.png"),
+        *(tmp_path / name for name in ("a.png", "b.png", "c d.png")),
+        Path("p.json"),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("media", "name", "field"),
+    [
+        (replace(MEDIA, video=MEDIA.video[:, 1:]), "a.mp4", "video"),
+        (replace(MEDIA, video=MEDIA.video[:, :, :95]), "a.webm", "video"),
+        (replace(MEDIA, video=MEDIA.video[:0]), "a.mp4", "video"),
+        (replace(MEDIA, video=MEDIA.video[0]), "a.npz", "video"),
+        (replace(MEDIA, video=MEDIA.video.astype(np.float32)), "shots", "video"),
+        (replace(MEDIA, video=5), "a.mp4", "video"),
+        (replace(MEDIA, audio=MEDIA.audio.astype(np.float64)), "a.mp4", "audio"),
+        (replace(MEDIA, audio=MEDIA.audio[0]), "a.wav", "audio"),
+        (replace(MEDIA, audio=None), "a.mkv", "audio"),
+    ],
+)
+def test_values_that_are_no_media(tmp_path: Path, media: Media, name: str, field: str):
+    with pytest.raises(RequestError) as caught:
+        media.save(tmp_path / name)
+    assert caught.value.field == field and not list(tmp_path.iterdir())
+
+
+def test_only_what_goes_into_a_file_is_looked_at(tmp_path: Path):
+    odd = replace(MEDIA, video=MEDIA.video[:2, :3, :5])
+    broken = np.full_like(MEDIA.audio, np.nan)
+    assert (
+        odd.save(tmp_path / "odd.npz").exists()
+        and replace(odd, video=MEDIA.video[:0]).save(tmp_path / "a.wav").exists()
+    )
+    for audio, faults in ((True, 1), (False, 0)):
+        path = replace(MEDIA, audio=broken).save(tmp_path / f"{audio}.mp4", audio=audio)
+        assert len(json.loads(path.with_suffix(".json").read_text())["faults"]) == faults
+
+
+@pytest.mark.parametrize("output", [{}, 0, "", [], "fast"])
+def test_options_of_another_type(tmp_path: Path, output: object):
+    refused("output", "give OutputOptions", tmp_path / "a.mp4", output)
+    with pytest.raises(RequestError, match="give OutputOptions"):
+        MEDIA.save(tmp_path / "a.mp4", output)  # type: ignore[arg-type]
 
 
 @pytest.fixture
@@ -127,8 +266,3 @@ def test_a_folder_survives_a_failure(tmp_path: Path):
         (temporary / "frame-00000.png").write_bytes(b"half")
         raise KeyboardInterrupt
     assert sorted(os.listdir(shots)) == before and sorted(os.listdir(tmp_path)) == ["shots", "shots.json"]
-
-
-def test_overwrite_is_a_truth_value_and_not_a_word(tmp_path: Path) -> None:
-    with pytest.raises(RequestError, match="^overwrite: got 'no'"):
-        check_output(tmp_path / "a.mp4", OutputOptions(overwrite="no"))  # type: ignore[arg-type]

@@ -48,7 +48,11 @@ for count in (1, 2, 3):  # fewer jobs than ranks; the last one shorter
     assert dealt == [[[float(job)] * 3] * size for job, size in enumerate(sizes)], dealt
     assert made == list(range(rank, count, 2))
 
-costs = meter.lap()
+lap = meter.lap()
+costs = lap["collectives"]
+assert lap["seconds"] >= lap["exposed_seconds"] + lap["compute_seconds"] > 0 and lap["hidden_seconds"] == 0
+assert lap["waiting_seconds"] == costs["sp.vote"]["exposed_seconds"] > 0
+assert lap["bytes"] == sum(cost["bytes"] for cost in costs.values())
 assert costs["sp.all_to_all"]["calls"] == 1 and costs["sp.all_to_all"]["bytes"] == 16
 assert costs["sp.all_reduce"]["bytes"] == 16 and costs["sp.all_reduce"]["exposed_seconds"] > 0 and not meter.lap()
 

@@ -241,9 +241,38 @@ def test_giants_are_refused_by_their_header(tmp_path: Path, kind: str):
 
 
 def test_a_large_photograph_is_no_bomb(tmp_path: Path, recwarn: pytest.WarningsRecorder):
-    # above Pillow's own warning, below our limit
-    assert read(_file(tmp_path, _solid_png(9_600, 9_360))).pixels.shape == (9360, 9600, 3)
+    # above Pillow's own warning and above our limit, which a photograph meets at half its size
+    Image.new("L", (9_600, 9_360), 90).save(tmp_path / "a.jpg")
+    picture = read(tmp_path / "a.jpg")
+    assert picture.pixels.shape == (4680, 4800, 3) and (picture.pixels == 90).all()
+    assert "is a picture of 9600x9360" in picture.notes[0] and "half its size" in picture.notes[0]
     assert not recwarn.list
+
+
+@pytest.mark.parametrize(
+    ("options", "most"), [({"progressive": True}, "67,108,864"), ({"format": "WEBP"}, "33,554,432")]
+)
+def test_what_has_no_half_is_refused_by_its_limit(
+    tmp_path: Path, options: dict[str, Any], most: str, monkeypatch: pytest.MonkeyPatch
+):
+    Image.new("L", (64, 48), 90).save(tmp_path / "a.jpg", **options)
+    monkeypatch.setattr(Image.Image, "size", property(lambda image: (9_600, 9_360)))
+    with pytest.raises(RequestError, match=f"9600x9360; at most {most} pixels, so scale it down"):
+        read(tmp_path / "a.jpg")
+
+
+@pytest.mark.parametrize("orientation", range(1, 9))
+@pytest.mark.parametrize("mode", ["RGB", "RGBA", "P", "I;16", "CMYK"])
+def test_bands_change_nothing(tmp_path: Path, mode: str, orientation: int, monkeypatch: pytest.MonkeyPatch):
+    values = np.random.default_rng(1).integers(0, 256, (37, 29, 4), np.uint8)
+    image = Image.fromarray(values).convert("RGB" if mode in ("P", "CMYK") else "RGBA")
+    image = Image.fromarray(values[..., 0].astype(np.uint16) * 200) if mode == "I;16" else image.convert(mode)
+    exif = Image.Exif()
+    exif[0x0112] = orientation
+    image.save(path := tmp_path / ("a.tiff" if mode == "CMYK" else "a.png"), exif=exif)
+    whole = read(path)
+    monkeypatch.setattr("twinreel.media.pictures.PIXELS_AT_ONCE", 29 * 5)
+    assert (read(path).pixels == whole.pixels).all() and read(path).notes == whole.notes
 
 
 def _solid_png(width: int, height: int) -> bytes:

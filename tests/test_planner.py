@@ -6,7 +6,9 @@ import json
 import resource
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -14,7 +16,8 @@ import pytest
 from media_files import flat, tone, write_mp4
 from twinreel import cli
 from twinreel.config import EngineConfig, resolve
-from twinreel.errors import CheckpointError, ConfigError, RequestError
+from twinreel.engine import Engine
+from twinreel.errors import CheckpointError, ConfigError, RequestError, TwinreelError
 from twinreel.layout import build_layout
 from twinreel.machine import Memory, cuda_memory, host_memory
 from twinreel.media.read import prepare
@@ -22,10 +25,11 @@ from twinreel.parts import Parts
 from twinreel.pipeline import read_sources
 from twinreel.plan import make_plan
 from twinreel.planner import in_words, plan_request, verdict
-from twinreel.presentation import load_tokenizer, present
+from twinreel.presentation import present
 from twinreel.request import Keyframe, Reference, Request
 from twinreel.sources import Clip, Picture, Sound
 from twinreel.weights import locate, read_spec
+from twinreel.weights.tokenizer import load_tokenizer
 
 CLIP = Clip(np.zeros((50, 48, 64, 3), np.uint8), 24.0, Sound(np.zeros((1, 50_000), np.float32), 24_000))
 PICTURE = Picture(np.zeros((64, 96, 3), np.uint8))
@@ -66,7 +70,8 @@ def test_rows_and_tokens_are_those_of_the_run(request_: Request, tiny_all: Path)
 @pytest.mark.parametrize("residency", ["auto", "stages"])
 def test_the_setting_is_what_the_engine_chooses(precision: str, residency: str, tiny_all: Path) -> None:
     config = EngineConfig(model=str(tiny_all), precision=precision, residency=residency, device="cpu")
-    setting = plan_request(REQUESTS[0], config)["memory"]["setting"]
+    facts = plan_request(REQUESTS[0], config)["memory"]
+    setting = facts["setting"]
     choices = resolve(config)
     checkpoint = locate(tiny_all)
     parts = Parts(checkpoint, read_spec(checkpoint), choices, residency)
@@ -77,7 +82,14 @@ def test_the_setting_is_what_the_engine_chooses(precision: str, residency: str, 
         "tile_batch": choices.tile_batch,
         "residency": parts.residency,
         "adaln": parts.adaln,
+        "ops": choices.ops.name,
+        "row_chunk": parts.row_chunk,
+        "sp": 1,
+        "tp": 1,
+        "text": 1,
+        "fp8": None,
     }
+    assert facts["chosen"] == parts.why
 
 
 def test_the_door_is_the_engines(tiny_all: Path, tmp_path: Path) -> None:
@@ -145,7 +157,39 @@ assert code == 0 and "torch" not in sys.modules, code
     assert end.ru_utime + end.ru_stime - begin.ru_utime - begin.ru_stime < 2
 
 
-def test_several_ranks_are_refused_and_not_ignored(tiny_all: Path) -> None:
-    for ranks in ({"gpus": 2}, {"sp": 2}, {"tp": 2}):
-        with pytest.raises(ConfigError, match="leave out gpus"):
-            plan_request(Request("A cat."), EngineConfig(model=str(tiny_all), **ranks))
+CHOICES = [
+    *(
+        {"device": name}
+        for name in ("cpu", "auto", "cuda", "cuda:0", "cuda:", "cuda:99", "cpu:0", "cpu:7", "CPU", "tpu", "")
+    ),
+    {"device": "cuda:" + "9" * 5000},
+    *({"ops": name} for name in ("reference", "triton", "x", "")),
+    *({"attention": name} for name in ("sdpa", "math", "flash", "fa3", "x")),
+    *({"conditioner": name} for name in ("whole", "split")),
+    *({name: "x"} for name in ("precision", "residency", "adaln", "vae_encode", "attend")),
+    *({"precision": word} for word in ("fp8", "fp8:blocks=99", "fp8:x")),
+    *({"precision": "bf16"}, {"vae_encode": "tf32"}, {"attend": "plain"}, {"threads": 0}, {"model": "x" * 5000}),
+    *({"gpus": 3}, {"gpus": 2, "device": "cuda:0"}, {"gpus": 999_999}, {"sp": 2}, {"tp": 2}, {"gpus": 2, "sp": 3}),
+]
+
+
+def refusal(build: Callable[[], object]) -> str | None:
+    try:
+        build()
+    except TwinreelError as error:
+        return f"{type(error).__name__}: {error}"
+    return None
+
+
+@pytest.mark.parametrize("choice", CHOICES, ids=lambda choice: str(choice)[:40])
+def test_plan_and_engine_refuse_the_same_choices_in_the_same_words(choice: dict[str, Any], tiny_all: Path) -> None:
+    config = EngineConfig(**{"model": str(tiny_all), **choice})
+    told = refusal(lambda: plan_request(REQUESTS[0], config))
+    assert told == refusal(lambda: Engine(config).close())
+    assert told is None or told.startswith("ConfigError: ") and len(told) < 300
+
+
+def test_several_ranks_are_planned_as_one_and_said_to_be(tiny_all: Path) -> None:
+    config = EngineConfig(model=str(tiny_all), device="cpu", gpus=2)
+    told = plan_request(REQUESTS[0], config)["memory"]
+    assert told["fits"] is None and "each of 2 ranks" in told["why"][-1]

@@ -356,6 +356,8 @@ def test_requests_carry_a_policy_through_json() -> None:
         ("forecast:wild", "use gentle, balanced, fast"),
         ("reuse:start_ratio=0.9", "after end_ratio"),
         ("reuse:start_ratio=nan", "from 0 to 1"),
+        ("reuse:threshold=0.1,threshold=0.2", "threshold was given twice"),
+        ("forecast:fast,tail=2,tail=2", "tail was given twice"),
         ("reuse:threshold=0", "positive"),
         ("reuse:refresh_interval=x", "such as 2"),
         ("forecast:tail=0", "from 1 on"),

@@ -15,19 +15,9 @@ from golden.make_processor_golden import BUDGETS, FILE, IMAGES, PROMPT, REFERENC
 from tiny_tokenizer import VOCAB, write_tokenizer
 from twinreel.errors import CheckpointError, RequestError
 from twinreel.plan import Condition, Plan
-from twinreel.presentation import (
-    PROJECT_TOKENS,
-    Prompt,
-    Tokenizer,
-    Vision,
-    fitted_size,
-    load_tokenizer,
-    pair_times,
-    present,
-    see,
-    vision_patches,
-)
-from twinreel.spec import ProcessorSpec, Spec, TextSpec
+from twinreel.presentation import Prompt, Vision, fitted_size, pair_times, present, see, vision_patches
+from twinreel.spec import PROJECT_TOKENS, ProcessorSpec, Spec, TextSpec
+from twinreel.weights.tokenizer import Tokenizer, load_tokenizer
 
 GOLDEN: dict[str, Any] = json.loads(FILE.read_text(encoding="utf-8"))
 RELEASED = ProcessorSpec()

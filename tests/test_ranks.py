@@ -44,8 +44,39 @@ def wide(tmp_path_factory: pytest.TempPathFactory) -> str:
 @pytest.mark.parametrize("rows", ROWS)
 def test_rows_over_ranks_are_bit_equal(pool: Pool, rows: str) -> None:
     for chunks in (1, 2, 3, 4):
-        for found in pool.run(rank_dit.distances, Mesh(sp=pool.world), ROWS[rows], chunks):
-            assert found == [0.0, 0.0], (chunks, found)
+        for pushed in (False, True) if chunks in (2, 3) else (False,):
+            for found in pool.run(rank_dit.distances, Mesh(sp=pool.world), ROWS[rows], chunks, False, pushed):
+                assert found == [0.0, 0.0], (chunks, pushed, found)
+
+
+def board_that_grows(place: Place) -> None:
+    """What is on it after each growth is right, and it grows only where it must; a rank that cannot stops all."""
+    parallel = rank_dit.joined(place, Mesh(sp=place.world), pushed=True)
+    board = parallel.board
+    assert board is not None
+    values = torch.arange(place.world * 512, dtype=torch.int32).view(place.world, 512) + 10_000 * place.rank
+    for slots, size in ((2, 64), (3, 512), (1, 8)):
+        board.reserve([size * place.world * 4] * slots)
+        before = board.size
+        assert before >= slots * size * place.world * 4
+        sent = [board.exchange(values[:, : size - slot].contiguous(), slot) for slot in range(slots)]
+        for slot, pushed in enumerate(sent):
+            arrived = pushed.wait()
+            for rank in range(place.world):
+                first = 10_000 * rank + 512 * place.rank
+                assert arrived[rank].tolist() == list(range(first, first + size - slot))
+        board.reserve([64])
+        assert board.size == before
+        parallel.control.tell_all(None)  # everybody has read: a block makes sure of that by what it sends
+    allocate, board._allocate = board._allocate, lambda size: 1 // place.rank and allocate(size)
+    with pytest.raises(ZeroDivisionError):
+        board.reserve([board.size * 2])
+    board._allocate = allocate
+    assert board.probe() is None
+
+
+def test_a_board_grows_together(pool: Pool) -> None:
+    pool.run(board_that_grows)
 
 
 def test_packed_and_overlapped_rows_over_ranks_are_bit_equal(pool: Pool) -> None:
@@ -53,7 +84,7 @@ def test_packed_and_overlapped_rows_over_ranks_are_bit_equal(pool: Pool) -> None
         pytest.skip("the interpreter is slow; other numbers of ranks differ in sizes only, which test_ulysses covers")
     pytest.importorskip("triton")
     for chunks in (1, 2):
-        for found in pool.run(rank_dit.distances, Mesh(sp=2), ROWS["short"], chunks, True):
+        for found in pool.run(rank_dit.distances, Mesh(sp=2), ROWS["short"], chunks, True, chunks == 2):
             assert found == [0.0, 0.0], (chunks, found)
 
 
@@ -85,11 +116,18 @@ def test_the_conditioner_over_ranks(pool: Pool, wide: str) -> None:
         assert all(0 < distance < BOUND for distance, _ in results)
 
 
+def test_the_conditioner_stored_over_ranks_has_the_bits_of_one(pool: Pool, wide: str) -> None:
+    if pool.world > 4:
+        pytest.skip("2 and 4 ranks stand for the others")
+    for same, kept, whole in pool.run(rank_parts.stored_conditioner, wide):
+        assert same and kept < whole / pool.world * 1.5
+
+
 @pytest.mark.parametrize("task", ["t2va", "fl2va", "ref2va"])
 def test_whole_requests_over_ranks(pool: Pool, wide: str, task: str) -> None:
     if pool.world > 4 or (pool.world == 4 and task != "ref2va"):
         pytest.skip("2 ranks run all tasks, 4 the longest")
-    for options in ({}, {"adaln": "precompute"}):
+    for options in ({}, {"adaln": "precompute"}, {"attend": "overlapped", "conditioner": "fsdp"}):
         for same, _, _ in pool.run(rank_parts.request, wide, task, {"conditioner": "whole", **options}):
             assert all(same.values()), (options, same)
     for options in ({"tp": pool.world}, {"tp": 2, "adaln": "precompute"}):
@@ -98,15 +136,16 @@ def test_whole_requests_over_ranks(pool: Pool, wide: str, task: str) -> None:
 
 
 def relayout(place: Place, name: str) -> None:
-    """The contract on one rank."""
+    """The contract on one rank, over the axis' own exchange and over a board."""
     table, made = "reference", PLAIN
     if name == "packed":
         from twinreel.ops import relayout as kernels
 
         table, made = "triton", Relayout("packed", kernels.pack, kernels.merge)
-    sp = rank_dit.joined(place, Mesh(sp=4)).sp
+    parallel = rank_dit.joined(place, Mesh(sp=4), pushed=True)
     for dtype in (torch.float32, torch.bfloat16) if name == "plain" else (torch.bfloat16,):
-        check_contract(sp, made, table, "cpu", dtype)
+        check_contract(parallel.sp, made, table, "cpu", dtype)
+        check_contract(parallel.sp, made, table, "cpu", dtype, parallel.board)
 
 
 @pytest.mark.parametrize("name", ["plain", "packed"])

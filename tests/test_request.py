@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import fields
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -11,7 +13,15 @@ from hypothesis import strategies as st
 
 from twinreel.errors import RequestError
 from twinreel.request import Keyframe, Reference, Request, check_request, parse_aspect
-from twinreel.request_json import parse_json, request_from_json, request_to_json
+from twinreel.request_json import (
+    json_place,
+    named_in_json,
+    named_in_request,
+    parse_json,
+    request_from_json,
+    request_to_json,
+)
+from twinreel.schema import request_schema
 from twinreel.spec import Partition, Spec
 
 SPEC = Spec()
@@ -53,10 +63,10 @@ BAD = [
     (Request("a", aspect="5:1"), "aspect"),
     (Request("a", aspect="wide"), "aspect"),
     (Request("a", aspect="1:0"), "aspect"),
-    (Request("a", size=(1344, 760)), "size"),
+    (Request("a", size=(1344, 760)), "size.height"),
     (Request("a", size=(1344, 768), aspect="16:9"), "size"),
     (Request("a", size=(3200, 32)), "size"),
-    (Request("a", size=(1344.0, 768)), "size"),  # type: ignore[arg-type]
+    (Request("a", size=(1344.0, 768)), "size.width"),  # type: ignore[arg-type]
     (Request("a", short_edge=0), "short_edge"),
     (Request("a", duration=3.9), "duration"),
     (Request("a", duration=15.1), "duration"),
@@ -69,17 +79,17 @@ BAD = [
     (Request("a", seed=-1), "seed"),
     (Request("a", seed=2**63), "seed"),
     (Request("a", shifts=(12.0,)), "shifts"),  # type: ignore[arg-type]
-    (Request("a", shifts=(12.0, 0.0)), "shifts"),
+    (Request("a", shifts=(12.0, 0.0)), "shifts.audio"),
     (Request("a", noise="random"), "noise"),
     (Request("a", task=["t2va"]), "task"),  # type: ignore[arg-type]
     (Request("a", aspect=["16:9"]), "aspect"),  # type: ignore[arg-type]
     (Request("a", aspect="16:9\0"), "aspect"),
     (Request("a", aspect="inf:inf"), "aspect"),
     (Request("a", size=(64, 64, 64)), "size"),  # type: ignore[arg-type]
-    (Request("a", size=(10**400, 32)), "size"),
+    (Request("a", size=(10**400, 32)), "size.width"),
     (Request("a", short_edge=10**400), "short_edge"),
     (Request("a", duration=10**400), "duration"),
-    (Request("a", shifts=(10**400, 1)), "shifts"),
+    (Request("a", shifts=(10**400, 1)), "shifts.video"),
     (Request("a", keyframes="x.png"), "keyframes"),  # type: ignore[arg-type]
     (Request("a", references=IMAGE), "references"),  # type: ignore[arg-type]
     (Request("a", keyframes=(Keyframe("x.png", 0.0),)), "keyframes[0].index"),  # type: ignore[arg-type]
@@ -104,7 +114,7 @@ def test_refused_by_name(request_: Request, field: str) -> None:
 
 def test_messages_name_the_nearest_legal_value() -> None:
     assert "4" in refused(Request("a", duration=3.0), "duration")
-    assert "768" in refused(Request("a", size=(1344, 760)), "size")
+    assert "768" in refused(Request("a", size=(1344, 760)), "size.height")
 
 
 @pytest.mark.parametrize("limit", [Request("a" * 7000), Request("日" * 7000), Request("a", steps=2, seed=2**63 - 1)])
@@ -200,9 +210,33 @@ def test_the_published_examples_parse() -> None:
         ),
         ('{"prompt": "a", "flow_shift": 3}', "audio_flow_shift"),
         ("[" * 100_000, "request"),
+        ('{"prompt": ' + "[" * 900 + "]" * 900 + "}", "prompt"),
+        ('{"prompt": "a", "target": {"aspect_ratio": ' + '{"a":' * 600 + "1" + "}" * 600 + "}}", "target.aspect_ratio"),
+        ('{"prompt": "a", "target": {"width": 64, "height": 60}}', "target.height"),
+        ('{"prompt": "a", "target": {"width": 0, "height": 64}}', "target.width"),
+        ('{"prompt": "a", "target": {"width": 32, "height": 640}}', "target.width"),
+        ('{"prompt": "a", "target": {"duration_seconds": 99}}', "target.duration_seconds"),
+        ('{"prompt": "a", "target": {"aspect_ratio": "9:1"}}', "target.aspect_ratio"),
+        ('{"prompt": "a", "target": {"short_edge": 1.5}}', "target.short_edge"),
+        ('{"prompt": "a", "flow_shift": 3, "audio_flow_shift": -3}', "audio_flow_shift"),
+        ('{"prompt": "a", "flow_shift": -3, "audio_flow_shift": 3}', "flow_shift"),
+        (
+            '{"prompt": "a", "conditions": [{"role": "reference", "type": "video", "uri": "x", "start_time_seconds": -1}]}',
+            "conditions[0].start_time_seconds",
+        ),
+        (
+            '{"prompt": "a", "conditions": [{"role": "reference", "type": "image", "uri": "x"}, '
+            '{"role": "reference", "type": "image", "uri": "s3://x"}]}',
+            "conditions[1].uri",
+        ),
+        (
+            '{"prompt": "a", "conditions": [{"role": "keyframe", "type": "image", "uri": "ftp://x", "frame_index": 0}]}',
+            "conditions[0].uri",
+        ),
+        ('{"prompt": "a", "task": "fl2va"}', "conditions"),
         ('{"prompt": "a", "seed": null}', "seed"),
         ('{"prompt": "a", "seed": 1' + "0" * 5000 + "}", "request"),
-        ('{"prompt": "a", "num_inference_steps": 1e999}', "steps"),
+        ('{"prompt": "a", "num_inference_steps": 1e999}', "num_inference_steps"),
         ('{"seed": 1}', "prompt"),
         ('{"prompt": "a", "num_frames": 81}', "num_frames"),
         ('{"prompt": "a", "n": 2}', "n"),
@@ -224,7 +258,45 @@ def test_json_is_refused_by_name(text: str, field: str) -> None:
     with pytest.raises(RequestError) as caught:
         check_request(parse_json(text), SPEC)
     str(caught.value).encode()  # printable whatever was given
-    assert caught.value.field == field, caught.value
+    told = named_in_json(caught.value)
+    assert told.field == field, told
+
+
+@pytest.mark.parametrize("field", sorted({field for _, field in BAD}))
+def test_every_field_has_a_place_in_the_json(field: str) -> None:
+    schema: Any = request_schema()
+    for name in re.findall(r"\w+", json_place(field)):
+        choices = schema.get("items", {}).get("oneOf", [])
+        known = [schema.get("properties", {}), *(choice["properties"] for choice in choices)]
+        schema = schema if name.isdecimal() else next(found[name] for found in known if name in found)
+
+
+@pytest.mark.parametrize("role", ["keyframes", "references"])
+@pytest.mark.parametrize("rest", ["", "[0]", "[1].medium", "[1].other"])
+def test_a_servers_words_are_turned_back(role: str, rest: str) -> None:
+    items = {"keyframes": (Keyframe("a"), Keyframe("b", -1)), "references": (IMAGE, Reference("video", "x"))}
+    medium, other = {"keyframes": ("image", "index"), "references": ("source", "start")}[role]
+    field = (role + rest).replace("medium", medium).replace("other", other)
+    for name in (field, "steps", "size.height", "shifts.audio", "duration", "prompt", "policy"):
+        request = Request("a", **{role: items[role]})  # type: ignore[arg-type]
+        error = RequestError(name, "is wrong; mend it")
+        error.add_note("kept")
+        back = named_in_request(named_in_json(error), request)
+        assert (back.field, str(back), back.__notes__) == (name, str(error), ["kept"])
+
+
+@pytest.mark.parametrize(
+    ("name", "roles", "place"),
+    [
+        ("references[1].source", ["reference", "keyframe", "reference"], "conditions[2].uri"),
+        ("keyframes[0].fit", ["reference", "keyframe"], "conditions[1].fit"),
+        ("references[1]", ["reference"], "conditions"),
+        ("keyframes[0]", None, "conditions[0]"),
+        ("keyframes[0].image", 5, "conditions"),
+    ],
+)
+def test_places_among_conditions_of_both_roles(name: str, roles: Any, place: str) -> None:
+    assert json_place(name, [{"role": role} for role in roles] if isinstance(roles, list) else roles) == place
 
 
 def test_unknown_fields_are_pointed_at_the_nearest() -> None:
@@ -243,7 +315,7 @@ def test_nothing_of_a_wrong_type_passes_or_breaks(values: dict[str, object]) -> 
     try:
         check_request(request, SPEC)
     except RequestError as error:
-        assert error.field.split("[")[0] in {f.name for f in fields(Request)} and len(str(error)) < 600
+        assert re.split(r"[.\[]", error.field)[0] in {f.name for f in fields(Request)} and len(str(error)) < 600
     else:
         assert type(request.seed) is int and type(request.steps) is int and isinstance(request.prompt, str)
 

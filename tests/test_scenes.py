@@ -152,6 +152,8 @@ def test_the_first_caption_says_everything_and_says_it_right() -> None:
     texts = {caption(scene, variant).text.split(".\n")[0] for scene in varied(900) for variant in (0, 1, 2)}
     assert any(text.startswith("integrated_multimodal_description: ") for text in texts)
     form = SENTENCE.replace("red ball", "{} {}").replace("low", "{}")
+    bounces = [sample_scene(seed, motion="bounce", sound="bell", count=1) for seed in range(400)]
+    texts = {caption(scene, variant).text for scene in bounces for variant in (0, 1, 2)}
     assert any(text.rstrip(".") == form.format(*t) for text in texts for t in _triples(text))
 
 

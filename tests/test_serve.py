@@ -11,10 +11,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from jsonschema import validate
 
 from serve_stub import Running, StubRunner, call, content, ended, running, until
 from twinreel.policies.forecast import pattern_skips
 from twinreel.policy_options import PRESETS
+from twinreel.request_json import TOP
+from twinreel.serve.intake import FIRST, LAST, NUMBERS, OWN, REFERENCE, TEXTS
 from twinreel.serve.shapes import PICTURE
 from twinreel.serve.views import PRESET_CALLS
 
@@ -67,13 +70,25 @@ def test_a_job_from_post_to_content(site: Running) -> None:
 
 def test_documented_examples_run_as_they_stand(site: Running) -> None:
     _, described, _ = call(f"{site.url}/openapi.json")
-    taken = described["paths"]["/v1/videos"]["post"]["requestBody"]["content"]["application/json"]["examples"]
-    assert set(taken) == {"t2va", "fl2va", "variants", "openai"}
+    content = described["paths"]["/v1/videos"]["post"]["requestBody"]["content"]
+    taken, schema = content["application/json"]["examples"], content["application/json"]["schema"]
+    assert set(taken) == {"t2va", "fl2va", "ref2va", "variants", "openai"}
     for name, example in taken.items():
+        validate(example["value"], schema)
         status, made = post(site, example["value"])
         assert status == 201, (name, made)
         for job in made["variants"]:
             assert ended(site.url, job)["status"] == "completed", name
+
+
+def test_documented_fields_are_those_that_are_taken(site: Running) -> None:
+    """A JSON body and a form may hold what is described, each by its name; nothing else is described."""
+    _, described, _ = call(f"{site.url}/openapi.json")
+    post_of = described["paths"]["/v1/videos"]["post"]
+    content = {kind: item["schema"]["properties"] for kind, item in post_of["requestBody"]["content"].items()}
+    assert set(content["application/json"]) == {*TOP, *OWN}
+    assert set(content["multipart/form-data"]) == {"request", *TEXTS, *NUMBERS, *FIRST, LAST, REFERENCE}
+    assert [item["name"] for item in post_of["parameters"]] == ["Idempotency-Key"]
 
 
 def test_published_requests_pass_unchanged_but_for_their_media(site: Running) -> None:
@@ -89,6 +104,8 @@ def test_published_requests_pass_unchanged_but_for_their_media(site: Running) ->
     status, data, headers = call(site.url + made["inputs"][0]["url"])
     assert status == 200 and headers["content-type"] == "image/png"
     assert data == base64.b64decode(PICTURE.partition(",")[2])
+    status, told, _ = call(f"{site.url}/v1/videos/{made['id']}/inputs/1")
+    assert status == 404 and "no input 1; it has 1" in told["error"]["message"]
 
 
 def test_openai_fields(site: Running) -> None:
@@ -116,12 +133,18 @@ def test_fields_of_refusals(site: Running, runner: StubRunner) -> None:
     refused(site, {"prompt": " "}, "prompt")
     refused(site, {"prompt": "p", "target": {"duration_seconds": 99}}, "target.duration_seconds")
     refused(site, {"prompt": "p", "target": {"width": 33, "height": 64}}, "target.width")
+    refused(site, {"prompt": "p", "target": {"width": 64, "height": 33}}, "target.height")
+    refused(site, {"prompt": "p", "size": "64x33"}, "size")
+    refused(site, {"prompt": "p", "flow_shift": 3, "audio_flow_shift": 0}, "audio_flow_shift")
     refused(site, {"prompt": "p", "target": {"aspect_ratio": "9:1"}}, "target.aspect_ratio")
     refused(site, {"prompt": "p", "num_inference_steps": 1}, "num_inference_steps")
     refused(site, {"prompt": "p", "guidance_scale": 7}, "guidance_scale")
+    for name in ("steps", "duration", "shifts", "keyframes"):
+        assert "priority" in refused(site, {"prompt": "p", name: 7}, name)  # among what may stand there
     refused(site, {"prompt": "p", "policy": "magic"}, "policy")
     assert "file of the server" in refused(site, {"prompt": "p", "policy": "adaptive:profile=/etc/passwd"}, "policy")
-    refused(site, {"prompt": "p", "n": 9}, "n")
+    for number in (0, 9, 10**30):
+        assert "from 1 to 8" in refused(site, {"prompt": "p", "n": number}, "n")
     refused(site, {"prompt": "p", "n": 2, "seed": 2**63 - 1}, "seed")
     refused(site, {"prompt": "p", "priority": 1000}, "priority")
     refused(site, condition(uri="/etc/passwd"), "conditions[1].uri")
@@ -139,6 +162,8 @@ def test_fields_of_refusals(site: Running, runner: StubRunner) -> None:
         b"\xff",
         b'{"prompt": "\\ud800"}',
         b"[" * 9999,
+        '{"prompt": "p"}'.encode("utf-16"),
+        '{"prompt": "p"}'.encode("utf-32-le"),
     ):
         status, answer = post(site, text, Content_Type="application/json")
         assert status == 422, answer
@@ -168,7 +193,11 @@ def test_ranges(site: Running) -> None:
     assert (status, data, headers["content-range"]) == (206, whole[100:200], f"bytes 100-199/{len(whole)}")
     assert call(url, headers={"Range": "bytes=-7"})[1] == whole[-7:]
     assert call(url, headers={"Range": "bytes=19990-"})[1] == whole[19990:]
-    assert call(url, headers={"Range": "bytes=99999-"})[0] == 416
+    for header in ("bytes=99999-", "x", "bytes=9-5", "items=0-1", "bytes=a"):
+        status, told, bad = call(url, headers={"Range": header})
+        assert (status, told["error"]["field"]) == (416 if header == "bytes=99999-" else 400, "Range"), header
+        assert told["error"]["type"] == "range_error" and told["error"]["message"], header
+        assert bad.get("content-range") == (f"bytes */{len(whole)}" if status == 416 else None)
     assert call(url, headers={"Range": "bytes=0-9", "If-Range": '"other"'})[0] == 200
     assert call(url, headers={"Range": "bytes=0-9", "If-Range": headers["etag"]})[0] == 206
 
@@ -197,9 +226,13 @@ def test_events_until_the_end(site: Running, runner: StubRunner) -> None:
     thread.join(20)
     runner.seconds = 0.0
     names = [name for name, _ in heard]
-    assert names[0] == "queued" and names[-1] == "completed" and "step" in names
+    assert names[0] == "queued" and names[-1] == "completed" and {"step", "preview"} <= set(names)
     assert heard[0][1]["position"] == 0 and heard[0][1]["status"] == "queued"
     steps = [state["running"] for name, state in heard if name == "step"]
+    previews = [state["preview"] for name, state in heard if name == "preview"]
+    told = {state["running"]["done"] for name, state in heard if name in ("stage", "step")}
+    assert len(set(previews)) == len(previews)
+    assert {state["running"]["done"] for name, state in heard if name == "preview"} <= told  # it hides no step
     assert steps[0]["stage"] == "denoise" and steps[0]["total"] == 5 and steps[0]["eta"] == 1.0
     assert [state["progress"] for _, state in heard] == sorted(state["progress"] for _, state in heard)
     until(lambda: site.service.hub.readers() == 0)
@@ -233,6 +266,19 @@ def test_delete_removes(site: Running) -> None:
         assert (status, answer["error"]["type"]) == (404, "not_found")
 
 
+def test_media_of_jobs_that_come_to_nothing_count_for_retention(site: Running, runner: StubRunner) -> None:
+    item = {"type": "image", "uri": PICTURE, "role": "reference"}
+    size = len(base64.b64decode(PICTURE.partition(",")[2]))
+    runner.gate.clear()
+    made = [post(site, {"prompt": word, "conditions": [item], **SHORT})[1]["id"] for word in ("fail", "never run")]
+    until(lambda: made[0] in runner.ran)
+    call(f"{site.url}/v1/videos/{made[1]}", method="DELETE")
+    runner.gate.set()
+    assert [ended(site.url, job)["status"] for job in made] == ["failed", "cancelled"]
+    for job in made:
+        assert site.service.jobs.get(job).bytes >= size  # type: ignore[union-attr]
+
+
 def test_failures_say_why_and_end_nothing(site: Running) -> None:
     _, made = post(site, {"prompt": "fail", **SHORT})
     job = ended(site.url, made["id"])
@@ -254,6 +300,7 @@ def test_a_crash_is_retried_once_from_saved_latents(site: Running, runner: StubR
     _, good = post(site, {"prompt": "after it", **SHORT})
     job = ended(site.url, bad["id"])
     assert job["status"] == "failed" and "SIGKILL" in job["error"]["message"] and "2 times" in job["error"]["message"]
+    assert "OSError: part.safetensors" in job["error"]["message"]  # nothing says where it lies
     assert ended(site.url, good["id"])["status"] == "completed" and runner.starts == starts + 3
 
 
@@ -265,7 +312,12 @@ def test_lists(site: Running) -> None:
     page = call(f"{site.url}/v1/videos?limit=2&q=list&after={page['last_id']}")[1]
     assert [video["prompt"] for video in page["data"]] == ["list alpha"] and not page["has_more"]
     assert call(f"{site.url}/v1/videos?status=queued")[1]["data"] == [] and page["counts"]["completed"] >= 3
-    assert call(f"{site.url}/v1/videos?limit=0")[0] == 422
+    for query, field in (
+        ("limit=0", "limit"), ("limit=x", "limit"), ("limit=1&limit=2", "limit"), ("after=x", "after"),
+        ("status=done", "status"), ("page=2", "page"), ("order=up", "order"),
+    ):  # fmt: skip
+        status, told, _ = call(f"{site.url}/v1/videos?{query}")
+        assert (status, told["error"]["field"]) == (422, field), query
 
 
 def test_models_and_limits(site: Running) -> None:
@@ -274,6 +326,12 @@ def test_models_and_limits(site: Running) -> None:
     assert model["limits"]["multiple"] == 32 and model["engine"]["device"] == "none" and not model["preview"]
     assert {"every-step", "forecast:balanced", "reuse"} <= {policy["name"] for policy in model["policies"]}
     assert PRESET_CALLS == {name: 49 - len(pattern_skips(49, options)) for name, options in PRESETS.items()}
+
+
+def test_the_cause_of_a_lost_engine_names_no_path(site: Running, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(site.service.dispatcher, "cause", "ConfigError: another engine works in /srv/data/twinreel")
+    status, told, _ = call(f"{site.url}/ready")
+    assert (status, told["cause"]) == (503, "ConfigError: another engine works in twinreel")
 
 
 def test_health_metrics_and_unknown_paths(site: Running) -> None:
@@ -289,8 +347,10 @@ def test_health_metrics_and_unknown_paths(site: Running) -> None:
         assert line in text
     status, answer, headers = call(f"{site.url}/v1/nothing")
     assert (status, answer["error"]["type"]) == (404, "not_found") and "access-control-allow-origin" not in headers
-    assert call(f"{site.url}/v1/videos", method="PUT")[0] == 405
+    status, _, headers = call(f"{site.url}/v1/videos", method="PUT")
+    assert (status, headers["allow"]) == (405, "GET, POST")
     assert call(f"{site.url}/../../etc/passwd")[0] == 404
+    assert call(f"{site.url}/style.css", headers={"Range": "x"})[1]["error"]["type"] == "range_error"
 
 
 def test_prompts_stay_out_of_the_log(site: Running, caplog: pytest.LogCaptureFixture) -> None:

@@ -8,6 +8,7 @@ import socket
 import threading
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -46,6 +47,24 @@ def test_generate(client: Client, tmp_path: Path) -> None:
     assert (tmp_path / "a.mp4").read_bytes() == content("A bell.", 9) and job["status"] == "completed"
     assert json.loads((tmp_path / "a.json").read_text()) == {"seed": 9}
     assert events[-1].stage in ("denoise", "decode") and events[-1].total
+
+
+def test_nothing_is_replaced_unasked(client: Client, site: Running, tmp_path: Path) -> None:
+    """Neither a file that exists nor, at all, a medium of the request; and no job is queued for it."""
+    before = site.service.jobs.ids()
+    taken, picture = tmp_path / "taken.mp4", tmp_path / "picture.json"
+    taken.write_bytes(b"mine")
+    Image.fromarray(PICTURE.pixels).save(picture, "PNG")
+    with pytest.raises(RequestError, match="taken.mp4"):
+        client.generate(Request("A bell.", duration=1), taken)
+    own = Request("A bell.", keyframes=(Keyframe(picture),), duration=1)
+    with pytest.raises(RequestError, match="needs"):
+        client.generate(own, tmp_path / "picture.mp4", overwrite=True)
+    with pytest.raises(RequestError, match="ends in .mp4"):
+        client.generate(own, tmp_path / "other.mkv")
+    assert site.service.jobs.ids() == before and taken.read_bytes() == b"mine"
+    client.generate(Request("A bell.", duration=1), taken, overwrite=True)
+    assert taken.read_bytes() == content("A bell.", 42)
 
 
 def test_every_field_of_a_request_arrives(client: Client, site: Running) -> None:
@@ -95,7 +114,7 @@ def test_media_in_memory_arrive_bit_for_bit(tmp_path: Path) -> None:
 def test_errors_are_the_same_as_at_home(client: Client, tmp_path: Path) -> None:
     with pytest.raises(RequestError) as caught:
         client.submit(Request("p", duration=99))
-    assert caught.value.field == "target.duration_seconds"
+    assert caught.value.field == "duration"  # as at home; the JSON says target.duration_seconds
     with pytest.raises(RequestError, match="no file"):
         client.submit(Request("p", keyframes=(Keyframe("nowhere.png"),)))
     with pytest.raises(RequestError, match="text"):
@@ -106,10 +125,26 @@ def test_errors_are_the_same_as_at_home(client: Client, tmp_path: Path) -> None:
     with pytest.raises(ServerError) as lost:
         client.get("video_none")
     assert lost.value.status == 404
-    with pytest.raises(ConfigError):
-        Client("localhost:80")
     with pytest.raises(ServerError, match="does not answer"):
         Client("http://127.0.0.1:9").model()
+
+
+@pytest.mark.parametrize(
+    "address",
+    ["localhost:80", "ftp://host", "http://", "http://:80", "http://[::1", "http://host:99999", "http://host:x", "",
+     "http://a b/", "http://host/\n", "http://host/é", "http://" + "a" * 300, "http://user:secret@host:80",
+     "user:secret@host", "http://secret@host", "http://host?key=secret", "http://host/#secret", 5, None, b"http://host"],
+)  # fmt: skip
+def test_addresses_of_no_server(address: Any) -> None:
+    with pytest.raises(ConfigError, match="^server: .*write http://HOST:PORT") as caught:
+        Client(address)
+    assert "secret" not in str(caught.value)
+
+
+def test_keys_that_no_header_can_hold() -> None:
+    for key in ("", "a\nb", "schlüssel"):
+        with pytest.raises(ConfigError, match="^key: "):
+            Client("http://127.0.0.1:8188", key)
 
 
 def test_cancel_list_and_remove(client: Client) -> None:

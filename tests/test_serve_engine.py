@@ -71,7 +71,7 @@ def test_variants_of_the_content(site: Running) -> None:
     assert call(url + "audio")[1][:4] == b"RIFF" and call(url + "frames")[1][:2] == b"PK"
     report = call(url + "report")[1]
     assert report["plan"]["task"] == "t2va" and str(site.service.folder) not in str(report)
-    assert b"twinreel latents" in call(url + "latents")[1][:4000]
+    assert b"twinreel latents" in call(url + "latents")[1]
 
 
 def test_a_killed_engine_resumes_at_decode(site: Running) -> None:

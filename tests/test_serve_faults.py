@@ -32,7 +32,7 @@ from twinreel.serve import dispatch as dispatch_module
 from twinreel.serve import server as server_module
 from twinreel.serve import service as service_module
 from twinreel.serve.intake import NUMBERS, TEXTS
-from twinreel.serve.options import ServeOptions
+from twinreel.stopping import Stopped
 
 SHORT = {"target": {"duration_seconds": 1}}
 KILLS = 30
@@ -180,6 +180,23 @@ def test_a_clean_shutdown_puts_the_running_job_back(tiny_original: Path, tmp_pat
         assert state["status"] in ("queued", "in_progress") and state["retried"] == 0
 
 
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
+def test_a_signal_is_an_orderly_end(
+    site: Running, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], number: int, code: int
+) -> None:
+    class Stops:
+        def run(self, sockets: list[socket.socket]) -> None:
+            sockets[0].close()
+            raise Stopped(number)
+
+    monkeypatch.setattr(server_module, "make_server", lambda service: Stops())
+    monkeypatch.setattr(server_module.logging, "basicConfig", lambda **given: None)
+    monkeypatch.setattr(server_module, "listen", lambda host, port: socket.create_server(("127.0.0.1", 0)))
+    told: list[str] = []
+    assert server_module.serve(site.service, told.append) == code
+    assert told and "stopped in order" in capsys.readouterr().err
+
+
 def test_slow_and_vanished_clients(site: Running, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(server_module, "HEADER_SECONDS", 0.3)
     silent = [socket.create_connection(("127.0.0.1", site.port)) for _ in range(30)]
@@ -192,8 +209,17 @@ def test_slow_and_vanished_clients(site: Running, monkeypatch: pytest.MonkeyPatc
     gone = socket.create_connection(("127.0.0.1", site.port))
     gone.sendall(head)
     gone.close()
+    seconds = [socket.create_connection(("127.0.0.1", site.port)) for _ in range(5)]
+    for wire in seconds:  # a whole request, then half of another
+        wire.sendall(b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\nGET /hea")
+        assert wire.recv(4096).startswith(b"HTTP/1.1 200")
     begun = time.monotonic()
     assert call(f"{site.url}/health")[0] == 200 and time.monotonic() - begun < 2
+    for wire in seconds:
+        wire.settimeout(5)
+        while wire.recv(4096):
+            pass
+        wire.close()
     for wire in silent:
         wire.settimeout(5)
         assert wire.recv(1) == b""
@@ -277,6 +303,12 @@ def test_folders_that_cannot_be_used(tiny_original: Path, tmp_path: Path) -> Non
     with running(tmp_path / "data", tiny_original), pytest.raises(ConfigError, match="another server"):
         running(tmp_path / "data", tiny_original)
     assert (tmp_path / "data").stat().st_mode & 0o077 == 0
+    (tmp_path / "data" / "queue.sqlite").write_bytes(b"no queue at all " * 99)
+    with pytest.raises(ConfigError, match="queue.sqlite cannot be used"):
+        running(tmp_path / "data", tiny_original)
+    for host in ("a" * 300, "no such\0name", "999.999.999.999"):
+        with pytest.raises(ConfigError, match="cannot listen"):
+            server_module.listen(host, 0)
 
 
 VALUES = st.one_of(
@@ -349,18 +381,3 @@ def test_memory_is_flat_over_500_jobs(site: Running, monkeypatch: pytest.MonkeyP
     time.sleep(1.0)
     site.service.dispatcher.wake()
     until(lambda: len(list((site.service.folder / "jobs").iterdir())) < 70)
-
-
-def test_unsafe_options_are_refused(tmp_path: Path) -> None:
-    from twinreel.serve.options import check_options
-
-    with pytest.raises(ConfigError, match="api-key-file"):
-        check_options(ServeOptions(host="0.0.0.0"))
-    (tmp_path / "short").write_text("abc\n")
-    with pytest.raises(ConfigError, match="16"):
-        check_options(ServeOptions(api_key_file=tmp_path / "short"))
-    with pytest.raises(ConfigError, match="cannot read"):
-        check_options(ServeOptions(api_key_file=tmp_path / "none"))
-    (tmp_path / "key").write_text("a good key of some length\nmore\n")
-    assert check_options(ServeOptions(host="0.0.0.0", api_key_file=tmp_path / "key")) == "a good key of some length"
-    assert check_options(ServeOptions()) is None

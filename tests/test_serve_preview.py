@@ -37,7 +37,7 @@ def test_weights_without_a_map_have_no_preview(tmp_path: Path) -> None:
 
 def test_a_run_shows_what_forms(tiny_original: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The last preview is the map of the final latents, whatever stands before the target among the rows."""
-    monkeypatch.setattr(preview, "EVERY", 0.0)
+    monkeypatch.setattr(preview, "SHARE", 1e9)
     model = Path(shutil.copytree(tiny_original, tmp_path / "model"))
     engine = Engine(EngineConfig(model=str(model), device="cpu", threads=2))
     channels = engine.spec.video.latent_channels

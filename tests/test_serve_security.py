@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import http.server
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -64,6 +66,9 @@ def test_a_session_for_browsers(site: Running) -> None:
     status, _, headers = call(url, {"key": KEY})
     cookie = headers["set-cookie"]
     assert status == 204 and "HttpOnly" in cookie and "samesite=strict" in cookie.lower() and KEY not in cookie
+    assert "secure" not in cookie.lower()
+    secure = call(url, {"key": KEY}, headers={"Origin": site.url.replace("http:", "https:")})[2]["set-cookie"]
+    assert "secure" in secure.lower()  # behind a proxy that speaks https
     value = cookie.partition(";")[0]
     assert call(f"{site.url}/v1/videos", headers={"Cookie": value})[0] == 200
     assert call(f"{site.url}/v1/videos", headers={"Cookie": value[:-1]})[0] == 401
@@ -86,7 +91,8 @@ def test_other_names_and_origins_are_refused(open_site: Running) -> None:
     for name in ("video.example", "localhost:1", "127.0.0.9", "[::1]:80"):
         assert call(url, headers={"Host": name})[0] == 200, name
     assert call(url, body, headers={"Origin": "https://evil.example"})[0] == 403
-    assert call(url, body, headers={"Origin": "null"})[0] == 403
+    for origin in ("null", "http://[::1", "", "https://"):
+        assert call(url, body, headers={"Origin": origin})[0] == 403, origin
     assert call(url, body, headers={"Sec-Fetch-Site": "cross-site"})[0] == 403
     assert call(url, body, headers={"Origin": open_site.url})[0] == 201
     status, _, headers = call(url, method="OPTIONS", headers={"Origin": "https://evil.example"})
@@ -109,7 +115,7 @@ def test_public_addresses(address: str) -> None:
 
 
 class Media(http.server.BaseHTTPRequestHandler):
-    """A host of media: /ok, /big, /inside (redirects to a private address), /elsewhere, /round."""
+    """A host of media: /ok, /big, /inside (redirects to a private address), /elsewhere, /round, /drip."""
 
     def do_GET(self) -> None:  # noqa: N802
         places = {
@@ -122,6 +128,13 @@ class Media(http.server.BaseHTTPRequestHandler):
             self.send_response(302)
             self.send_header("Location", places[self.path])
             self.end_headers()
+            return
+        if self.path.startswith("/drip"):
+            begin = b"HTTP/1.1 200 OK\r\nContent-Length: 1000\r\n" + (b"X: " if "head" in self.path else b"\r\n")
+            with contextlib.suppress(OSError):
+                for part in (begin, *[b"x"] * 40):
+                    self.wfile.write(part)
+                    time.sleep(0.05)
             return
         self.send_response(404 if self.path == "/none" else 200)
         self.end_headers()
@@ -148,11 +161,12 @@ def fetcher(port: int, resolved: tuple[str, ...] = ("127.0.0.1",)) -> Fetcher:
     return Fetcher(hosts, lambda host, port: names[host], allowed, (80, port))
 
 
-def test_fetching(media: int, tmp_path: Path) -> None:
+def test_fetching(media: int) -> None:
     made = fetcher(media)
     for host in ("media.test", "sub.media.test", "MEDIA.test."):
-        assert made.fetch(f"http://{host}:{media}/ok", tmp_path / "a", "f", 1 << 20) == 5
-    assert (tmp_path / "a").read_bytes() == b"xxxxx"
+        came: list[bytes] = []
+        assert made.fetch(f"http://{host}:{media}/ok", came.append, "f", 1 << 20) == 5
+        assert b"".join(came) == b"xxxxx"
 
 
 @pytest.mark.parametrize(
@@ -166,16 +180,24 @@ def test_fetching(media: int, tmp_path: Path) -> None:
         ("/none", "404"),
     ],
 )
-def test_fetches_that_are_refused(media: int, tmp_path: Path, path: str, message: str) -> None:
+def test_fetches_that_are_refused(media: int, path: str, message: str) -> None:
     with pytest.raises(RequestError, match=message) as caught:
-        fetcher(media).fetch(f"http://media.test:{media}{path}", tmp_path / "a", "conditions[0].uri", 1 << 20)
+        fetcher(media).fetch(f"http://media.test:{media}{path}", len, "conditions[0].uri", 1 << 20)
     assert caught.value.field == "conditions[0].uri"
 
 
-def test_names_that_point_inwards_are_refused(media: int, tmp_path: Path) -> None:
+def test_a_host_that_drips_is_left(media: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every wait is short and the whole would never end."""
+    monkeypatch.setattr("twinreel.serve.fetch.MAX_SECONDS", 0.3)
+    for path in ("/drip", "/drip-head"):
+        with pytest.raises(RequestError, match="took more than 0.3 s"):
+            fetcher(media).fetch(f"http://media.test:{media}{path}", len, "f", 1 << 20)
+
+
+def test_names_that_point_inwards_are_refused(media: int) -> None:
     for resolved in (("192.168.0.1",), ("1.1.1.1", "10.0.0.1"), ("::1",), ()):
         with pytest.raises(RequestError, match="not a public address"):
-            fetcher(media, resolved).fetch(f"http://media.test:{media}/ok", tmp_path / "a", "f", 100)
+            fetcher(media, resolved).fetch(f"http://media.test:{media}/ok", len, "f", 100)
     for address in (
         f"http://user@media.test:{media}/ok",
         "http://media.test:22/",
@@ -183,7 +205,7 @@ def test_names_that_point_inwards_are_refused(media: int, tmp_path: Path) -> Non
         "http://media.test.evil.test/",
     ):
         with pytest.raises(RequestError):
-            fetcher(media).fetch(address, tmp_path / "a", "f", 100)
+            fetcher(media).fetch(address, len, "f", 100)
 
 
 def test_remote_media_of_a_request(media: int, tiny_original: Path, tmp_path: Path) -> None:

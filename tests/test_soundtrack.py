@@ -90,11 +90,53 @@ def test_a_soundtrack_of_six_channels(tmp_path: Path):
     assert clip.sound.samples.shape[0] == 2 and onset(clip.sound.samples, 48_000) == pytest.approx(0.5, abs=0.006)
 
 
-def _wav(samples: np.ndarray, rate: int = 48_000) -> bytes:
-    """A WAV of float32 [c, n], by hand: FFmpeg writes none with 0 samples."""
+ROOT_HALF = 0.5**0.5
+CUBE = 0x2D033
+
+
+@pytest.mark.parametrize(
+    ("channels", "mask", "loud", "gains", "named"),
+    [
+        # 7.1: left, right, centre, low, back left, back right, side left, side right
+        (8, 0x63F, 0, (1, 0), "7.1"),
+        (8, 0x63F, 2, (ROOT_HALF, ROOT_HALF), "7.1"),
+        (8, 0x63F, 3, (0, 0), "7.1"),
+        (8, 0x63F, 5, (0, ROOT_HALF), "7.1"),
+        (8, 0x63F, 6, (ROOT_HALF, 0), "7.1"),
+        (8, None, 6, (ROOT_HALF, 0), "without named places"),
+        (8, 0x3, 6, (ROOT_HALF, 0), "without named places"),
+        (6, None, 2, (ROOT_HALF, ROOT_HALF), "without named places"),
+        (8, CUBE, 0, (1, 0), "cube"),
+        (2, 0x9, 1, (0, 1), None),
+        (9, None, 0, None, "9 channels of sound .without named places. have no known mix"),
+        (64, 0x63F, 0, None, "64 channels of sound .* have no known mix"),
+    ],
+)
+def test_every_layout_is_mixed_or_refused(
+    tmp_path: Path, channels: int, mask: int | None, loud: int, gains: tuple[float, float] | None, named: str | None
+):
+    samples = np.zeros((channels, 9600), np.float32)
+    samples[loud] = 0.5
+    (tmp_path / "a.wav").write_bytes(_wav(samples, mask=mask))
+    if gains is None:
+        with pytest.raises(RequestError, match=named):
+            read(tmp_path / "a.wav")
+        return
+    sound = read(tmp_path / "a.wav")
+    assert sound.samples.shape == (2, 9600) and np.isfinite(sound.samples).all()
+    # the scale is the layout's own; what counts is who hears it
+    heard = np.abs(sound.samples).max(axis=1)
+    assert heard / max(heard.max(), 1e-9) == pytest.approx(np.array(gains) / max(*gains, 1e-9), abs=2e-3)
+    assert sound.notes == () if named is None else f"({named}) are mixed to stereo" in sound.notes[0]
+
+
+def _wav(samples: np.ndarray, rate: int = 48_000, mask: int | None = None) -> bytes:
+    """A WAV of float32 [c, n], by hand: FFmpeg writes none with 0 samples. `mask`: places of the channels."""
     data = samples.T.astype("<f4").tobytes()
     channels = len(samples)
-    form = struct.pack("<HHIIHH", 3, channels, rate, rate * 4 * channels, 4 * channels, 32)
+    form = struct.pack("<HHIIHH", 3 if mask is None else 0xFFFE, channels, rate, rate * 4 * channels, 4 * channels, 32)
+    if mask is not None:
+        form += struct.pack("<HHIH", 22, 32, mask, 3) + bytes.fromhex("000000001000800000aa00389b71")
     body = b"WAVEfmt " + struct.pack("<I", len(form)) + form + b"data" + struct.pack("<I", len(data)) + data
     return b"RIFF" + struct.pack("<I", len(body)) + body
 

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from typing import Any
 
 import pytest
+import torch
 
 from twinreel import ConfigError, EngineConfig
 from twinreel.config import resolve
 from twinreel.demo.tiny import tiny_spec
 from twinreel.launch import Seat
+from twinreel.parallel import Axis, Parallel
 from twinreel.parallel.mesh import Mesh
-from twinreel.topology import Sizes, choose_mesh, choose_strategy, num_ranks
+from twinreel.parallel.ulysses import PLAIN
+from twinreel.topology import AUTO, Sizes, choose_mesh, choose_variant, num_ranks, settle_variant
 
 GIB = 1 << 30
 DIT = 38 * GIB  # the released DiT in bf16 without the projections that become tables
@@ -44,14 +48,17 @@ def test_presets(count: int, memory: int | None, mesh: Mesh) -> None:
 def test_what_is_asked_for() -> None:
     assert chosen(4, 80, sp=2) == chosen(4, 80, tp=2) == chosen(4, 80, sp=2, tp=2) == Mesh(2, 2, 4)
     assert chosen(4, 80, conditioner="whole").text == 1
+    assert chosen(4, 80, conditioner="fsdp") == Mesh(sp=4, text=1, stored=4)
 
 
 @pytest.mark.parametrize(
     ("count", "options", "words"),
     [
         (3, {}, "must divide the 56 heads: 1, 2, 4, 7, 8, 14, 28, 56"),
-        (4, {"sp": 3}, "sp: got 3; it must divide"),
-        (4, {"tp": 8}, "sp, tp: 0 times 8|sp, tp"),
+        (4, {"sp": 3}, "sp: got 3, which does not divide 4 ranks"),
+        (4, {"tp": 8}, "tp: got 8, which does not divide 4 ranks"),
+        (1, {"tp": 2}, "tp: got 2, which does not divide one rank; change it, or gpus"),
+        (1, {"conditioner": "split"}, "split is for several ranks, this run has one"),
         (4, {"sp": 4, "tp": 4}, "4 times 4 is not the number of ranks, 4"),
         (7, {"conditioner": "split"}, "cannot deal 8 key and value heads to 7 ranks"),
     ],
@@ -64,14 +71,35 @@ def test_refusals(count: int, options: dict[str, object], words: str) -> None:
 def test_attend_variants() -> None:
     two, dit = Mesh(sp=2), tiny_spec().dit
     config, choices = EngineConfig(device="cpu", ops="reference"), resolve(EngineConfig(device="cpu"), dit.head_dim)
-    assert choose_strategy(config, Mesh(), choices, dit)[1:] == ("local", "rows are on one rank")
-    assert choose_strategy(config, two, choices, dit)[1] == "plain"
+    local, plain = choose_variant(config, Mesh(), choices, dit), choose_variant(config, two, choices, dit)
+    assert (local.name, local.why) == ("local", "rows are on one rank")
+    assert (plain.name, plain.pushed, plain.why) == ("plain", False, AUTO)
     with pytest.raises(ConfigError, match="attend: packed: needs the triton table of ops, this run has reference"):
-        choose_strategy(replace(config, attend="packed"), two, choices, dit)
+        choose_variant(replace(config, attend="packed"), two, choices, dit)
     with pytest.raises(ConfigError, match="attend: overlapped: 1 heads a rank cannot go in 2 chunks"):
-        choose_strategy(replace(config, attend="overlapped"), two, choices, dit)
+        choose_variant(replace(config, attend="overlapped"), two, choices, dit)
     with pytest.raises(ConfigError, match="this mesh has sp 1"):
-        choose_strategy(replace(config, attend="plain"), Mesh(tp=2), choices, dit)
+        choose_variant(replace(config, attend="plain"), Mesh(tp=2), choices, dit)
+
+
+def test_overlapped_is_tried_where_it_is_named_and_refused_with_its_cause() -> None:
+    on_gpu = replace(resolve(EngineConfig(device="cpu"), 128), device=torch.device("cuda", 0))
+    wide = replace(tiny_spec().dit, heads=56)
+    assert choose_variant(EngineConfig(), Mesh(sp=2), on_gpu, wide).name == "plain"
+    tried = choose_variant(EngineConfig(attend="overlapped"), Mesh(sp=2), on_gpu, wide)
+    assert (tried.name, tried.pushed, tried.chunks, tried.relayout) == ("overlapped", True, 2, PLAIN)
+    far, sp = Seat(0, 2, 0, 1), Axis("sp", size=2)
+    alone = Parallel(sp, Axis("tp"), control=Once("control", size=2))
+    with pytest.raises(ConfigError, match="attend: overlapped: 2 ranks on several hosts cannot write into each other"):
+        settle_variant(tried, alone, on_gpu, far)
+
+
+@dataclass(frozen=True)
+class Once(Axis):
+    """Ranks that all say what this one says."""
+
+    def tell_all(self, value: Any) -> list[Any]:
+        return [value] * self.size
 
 
 def test_a_launcher_decides_how_many() -> None:

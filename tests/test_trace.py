@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 from pathlib import Path
 
@@ -88,11 +89,37 @@ def test_differences() -> None:
 
 
 def test_a_folder_is_used_once_and_strangers_are_refused(traces: Path, tmp_path: Path) -> None:
-    with pytest.raises(RequestError, match="holds a trace already"):
+    with pytest.raises(RequestError, match="holds files already"):
         Trace(traces / "a")
     (tmp_path / "manifest.json").write_text('{"schema": "other/1"}')
     with pytest.raises(RequestError, match=SCHEMA):
         compare(tmp_path, traces / "a")
+
+
+@pytest.mark.parametrize("folder", ["", ".", "file", "file/x", "used", "x" * 300, "a\0b", "\udcff"])
+def test_folders_that_hold_no_trace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, folder: str) -> None:
+    monkeypatch.chdir(tmp_path)
     (tmp_path / "file").write_text("")
-    with pytest.raises(RequestError, match="cannot be made"):
-        Trace(tmp_path / "file" / "x")
+    (tmp_path / "used").mkdir()
+    (tmp_path / "used" / "x").write_text("")
+    for given in (folder, Path(folder)):
+        with pytest.raises(RequestError) as caught:
+            Trace(given)
+        assert caught.value.field == "trace"
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["file", "used"]
+
+
+@pytest.mark.parametrize("at", ["boundary", "manifest"])
+def test_a_disk_that_fills_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, at: str) -> None:
+    trace = Trace(tmp_path / "t")
+
+    def full(path: Path, *args: object, **kwargs: object) -> int:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(Path, "write_text", full)
+    if at != "manifest":
+        monkeypatch.setattr(Path, "write_bytes", full)
+    with pytest.raises(RequestError, match="No space left on device.; free some room there"):
+        trace("velocity", {"video": torch.ones(3)}, 0, 1)
+        trace.finish({})
+    assert not (tmp_path / "t" / "manifest.json").exists() and not list(tmp_path.glob("t/.*"))

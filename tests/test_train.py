@@ -29,8 +29,9 @@ from twinreel.models.text_encoder import TextEncoder
 from twinreel.models.video_encoder import VideoEncoder
 from twinreel.parallel import Parallel
 from twinreel.plan import Plan
-from twinreel.presentation import Vision, load_tokenizer, vision_patches
+from twinreel.presentation import Vision, vision_patches
 from twinreel.weights.keymap import stored_tensors
+from twinreel.weights.tokenizer import load_tokenizer
 
 CPU = torch.device("cpu")
 LIMIT = 20_000_000  # bytes of all weights together

@@ -6,13 +6,14 @@ import json
 import math
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 from xml.etree import ElementTree
 
 import numpy as np
 import pytest
 
 from twinreel import EngineConfig
-from twinreel.errors import ConfigError, RequestError
+from twinreel.errors import ConfigError, RequestError, TwinreelError
 from twinreel.output.report import hash_frames, hash_waveform
 from twinreel.tools import pareto
 from twinreel.tools.frozen import bell, clip, frozen_requests, hum, more_seeds, picture, short
@@ -173,3 +174,29 @@ def test_against_the_public_implementation(tiny_diffusers: Path, tiny_original: 
     assert math.isfinite(np.float64(report["rows"][0]["plan"]["seconds"]))
     with pytest.raises(ConfigError, match="diffusers reads its own only"):
         against.against_diffusers(replace(config, model=str(tiny_original)), FEW)
+
+
+@pytest.mark.parametrize(
+    ("test", "more", "words"),
+    [
+        ({"steps": -3}, {}, "steps"),
+        ({"policy": "reuse"}, {"bounds": "loose"}, "bounds: got 'loose'"),
+        ({"engine": {"gpus": 3}}, {}, "gpus: got 3; it must divide"),
+        ({"engine": {"ops": "x"}}, {}, "unknown ops 'x'"),
+        ({"engine": {"model": "/nowhere"}}, {}, "/nowhere: no such folder"),
+    ],
+)
+def test_what_a_later_run_would_refuse_is_refused_before_the_first(
+    base: Setup, test: dict[str, Any], more: dict[str, Any], words: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("twinreel.tools.validate.Runs", None)  # nothing is run
+    engine = replace(base.engine, **test.get("engine", {}))
+    changed = {name: value for name, value in test.items() if name != "engine"}
+    with pytest.raises(TwinreelError, match=words):
+        validate(base, replace(base, engine=engine, **changed), FEW, **more)
+
+
+def test_more_seeds_have_a_limit() -> None:
+    for count in (-3, 10**9):
+        with pytest.raises(RequestError, match="^more_seeds: got"):
+            more_seeds(count)

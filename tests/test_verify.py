@@ -11,7 +11,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from twinreel.errors import CheckpointError
+from twinreel.errors import CheckpointError, RequestError
 from twinreel.weights import verify
 
 MANIFEST = "twinreel-manifest.json"
@@ -56,6 +56,9 @@ def test_manifest(model: Path) -> None:
     )
     with pytest.raises(CheckpointError, match="1 problem:\n  FL2VA/audio_vae/model.safetensors: SHA-256"):
         verify(model)
+    with pytest.raises(RequestError, match="exists; verify without it"):
+        verify(model, write_manifest=True)
+    (model / MANIFEST).unlink()
     verify(model, write_manifest=True)
     verify(model)
     (model / "FL2VA" / "tokenizer" / "extra.json").write_text("{}")
@@ -101,6 +104,41 @@ def test_largest_finite_values_pass(model: Path) -> None:
         model / "FL2VA/audio_vae/model.safetensors", "mean_proj.bias", lambda value: torch.full_like(value, top)
     )
     verify(model)
+
+
+def no_merges(folder: Path) -> None:
+    (folder / "merges.txt").write_text("")
+
+
+def swapped_ids(folder: Path) -> None:
+    config = json.loads((folder / "tokenizer_config.json").read_text())
+    tokens = config["added_tokens_decoder"]
+    tokens["279"], tokens["280"] = tokens["280"], tokens["279"]
+    (folder / "tokenizer_config.json").write_text(json.dumps(config))
+
+
+@pytest.mark.parametrize(
+    ("damage", "message"), [(no_merges, "0 merges for 14 tokens"), (swapped_ids, r"<\|vision_start\|> is 280")]
+)
+def test_the_tokenizer_is_looked_at(model: Path, damage: Callable[[Path], None], message: str) -> None:
+    assert verify(model)["tokenizer"] == "303 tokens"
+    damage(model / "FL2VA" / "tokenizer")
+    with pytest.raises(CheckpointError, match=message):
+        verify(model)
+
+
+def test_the_config_is_held_against_the_tokenizer(model: Path) -> None:
+    file = model / "FL2VA" / "text_encoder" / "config.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | {"image_token_id": 0}))
+    with pytest.raises(CheckpointError, match=r"<\|image_pad\|> is \d+ in the tokenizer and 0 in the text encoder's"):
+        verify(model)
+
+
+@pytest.mark.parametrize("text", ["[]", "{", '{"files": 5}', '{"files": {"a": 5}}'])
+def test_a_manifest_that_is_none(model: Path, text: str) -> None:
+    (model / MANIFEST).write_text(text)
+    with pytest.raises(CheckpointError, match=MANIFEST):
+        verify(model)
 
 
 def test_every_problem_is_collected_and_no_manifest_made(model: Path) -> None:

@@ -208,6 +208,62 @@ def test_damaged_files_are_named(original: Path, damage: Callable[[Path], Path])
         load(locate(original), "dit:fl2va")
 
 
+INDEXES = (
+    ({"metadata": None}, "metadata: an object is needed, got None"),
+    ({"metadata": []}, r"metadata: an object is needed, got \[\]"),
+    *(
+        ({"metadata": {"total_size": bad}}, "metadata.total_size: a number of bytes is needed")
+        for bad in ("5", [], True, -1, 0.5, float("inf"), float("nan"), 10**400)
+    ),
+    ({"weight_map": {}}, "has no weight_map"),
+    ({"weight_map": []}, "has no weight_map"),
+    *(
+        ({"weight_map": {"x": bad}}, "shard .* is no plain")
+        for bad in (5, None, [], "", "..", "a/b.safetensors", "\0.safetensors", "\ud800.safetensors", "config.json")
+    ),
+    ({"weight_map": {"x": "y" * 5000 + ".safetensors"}}, "x': shard 'y{20,30}.*safetensors' is no plain"),
+    ({"weight_map": {"x": "y.safetensors"}}, "1 of 1 shards are absent: y.safetensors"),
+)
+
+
+@pytest.mark.parametrize(("values", "message"), INDEXES)
+def test_damaged_indexes(original: Path, values: dict[str, Any], message: str) -> None:
+    folder = original / "FL2VA" / "transformer"
+    edit(folder / "model.safetensors.index.json", lambda data: data.update(values))
+    with pytest.raises(CheckpointError, match=rf"model.safetensors.index.json: .*{message}"):
+        open_weights(folder)
+
+
+def test_a_total_that_is_a_float(original: Path) -> None:
+    folder = original / "FL2VA" / "transformer"
+    total = open_weights(folder).total_bytes
+    edit(folder / "model.safetensors.index.json", lambda data: data["metadata"].update(total_size=float(total)))
+    assert open_weights(folder).declared_bytes == total
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        *(("shape", bad) for bad in (None, "32", [32.0], [-1, -32], [True], [float("inf")], [[32]], {}, [2**70])),
+        *(("dtype", bad) for bad in (None, [], 5, {})),
+        *(
+            ("data_offsets", bad)
+            for bad in (None, [], [0], [0, 1, 2], [0.0, 128.0], ["0", "128"], [-128, 0], [5, 4], {})
+        ),
+    ],
+)
+def test_damaged_header_entries(original: Path, name: str, value: Any) -> None:
+    file = original / "FL2VA" / "audio_vae" / "model.safetensors"
+    data = file.read_bytes()
+    length = int.from_bytes(data[:8], "little")
+    header = json.loads(data[8 : 8 + length])
+    header["mean_proj.bias"][name] = value
+    text = json.dumps(header).encode()
+    file.write_bytes(len(text).to_bytes(8, "little") + text + data[8 + length :])
+    with pytest.raises(CheckpointError, match=r"model\.safetensors: .*mean_proj\.bias"):
+        open_weights(file.parent)
+
+
 def test_zero_size_and_scalar_tensors_are_read(tmp_path: Path) -> None:
     save_file({"none": torch.empty(0, 3), "one": torch.tensor(2.5)}, tmp_path / "model.safetensors")
     files = open_weights(tmp_path)

@@ -1,13 +1,16 @@
-"""The command line: `generate`, `decode`, `plan`, `verify`, `doctor`, `compare`, `validate`, `serve`, `completion`.
+"""The command line: `generate`, `decode`, `plan`, `verify`, `doctor`, `compare`, `validate`, `quantize`, `serve`,
+`completion`.
 
 Exit codes: 0, 2 for the person's request (bad flags included), 3 for the operator's configuration, 4 for the weights,
-5 when a file was written whose sound is at fault, 130 and 143 after Ctrl-C and SIGTERM, 1 for the rest. Results go to
-stdout, progress and errors to stderr; with `--json` stdout gets exactly one line.
+5 when a file was written whose picture or sound is at fault, 130 and 143 after Ctrl-C and SIGTERM, 1 for the rest.
+Results go to stdout, progress and errors to stderr; with `--json` stdout gets exactly one line. `outlets` has the rule
+for a stdout or stderr that takes nothing.
 """
 
 from __future__ import annotations
 
 import json
+import os
 import signal
 import sys
 import time
@@ -16,6 +19,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager
 from typing import TYPE_CHECKING, Any
 
+from .complaint import Complaint, explain
 from .errors import Cancelled, RequestError, TwinreelError
 from .launch import wait_asleep
 from .watch import pass_by
@@ -23,7 +27,7 @@ from .watch import pass_by
 if TYPE_CHECKING:
     from .engine import Engine
     from .flags import Decode, Doctor, EngineFlags, Generate, Plan, ReportFlags, Verify
-    from .tool_flags import Compare, Validate
+    from .tool_flags import Compare, Quantize, Validate
     from .watch import Event, Watch
 
 STOPPED = 128  # plus the signal's number, as shells count
@@ -37,20 +41,32 @@ BUNDLED = (
 
 def main(words: Sequence[str] | None = None) -> int:
     """Run one command and return its exit code; `words` is the command line without the program's name."""
-    wait_asleep()
-    words = sys.argv[1:] if words is None else words
-    if list(words) == ["--version"]:
-        from . import __version__
+    from .outlets import Outlets
+    from .stopping import stoppable
 
-        print(f"twinreel {__version__}")
-        return 0
+    wait_asleep()
+    with Outlets() as outlets:
+        with stoppable():
+            code = answer(list(sys.argv[1:] if words is None else words))
+        return outlets.settle(code)
+
+
+def answer(words: Sequence[str]) -> int:
+    """Understand and run `words`; the exit code of either."""
     try:
-        command = understand(words)
-    except SystemExit as end:
-        if end.code == 2 and "--json" in words:
-            put({"ok": False, "error": "Usage", "field": None, "message": "see stderr", "exit": 2})
-        raise
-    return run(command)
+        if words == ["--version"]:
+            from . import __version__
+
+            print(f"twinreel {__version__}")
+            return 0
+        return run(understand(words), words)
+    except SystemExit as end:  # after help, or a flag that is none
+        code = end.code if isinstance(end.code, int) else int(end.code is not None)
+        if code == 2 and "--json" in words:
+            put({"ok": False, "error": "Usage", "field": None, "message": "see stderr", "exit": code})
+        return code
+    except KeyboardInterrupt as error:  # before the words were understood, or while an error was being explained
+        return interrupted(error, "--json" in words)
 
 
 def understand(words: Sequence[str]) -> Any:
@@ -66,32 +82,40 @@ def understand(words: Sequence[str]) -> Any:
     return command
 
 
-def run(command: Any) -> int:
-    """Run a command and return its exit code; whatever it raises is explained on stderr."""
-    from .flags import Decode, Doctor, Generate, Plan
-    from .serve.flags import Serve
-    from .tool_flags import Compare, Validate
+def run(command: Any, words: Sequence[str] = ()) -> int:
+    """Run a command that `words` say, and return its exit code; whatever it raises is explained on stderr."""
+    from .flag_words import check_words
 
     try:
-        if isinstance(command, Generate):
-            return generate(command)
-        if isinstance(command, Decode):
-            return decode(command)
-        if isinstance(command, Plan):
-            return plan(command)
-        if isinstance(command, Compare | Validate):
-            return judge(command)
-        if isinstance(command, Serve):
-            from .serve.commands import serve
-
-            return serve(command)
-        return doctor(command) if isinstance(command, Doctor) else verify(command)
+        check_words(words, command)
+        return perform(command)
     except KeyboardInterrupt as error:
-        return complain("Interrupted", error, STOPPED + signal.SIGINT, command)
+        return interrupted(error, command.report.json)
     except Exception as error:  # the edge of the process: whatever it was ends here as a message and an exit code
         if command.report.traceback:
             traceback.print_exc()
         return complain(type(error).__name__, error, exit_code(error), command)
+
+
+def perform(command: Any) -> int:
+    """What each command does; the exit code. Raises whatever went wrong."""
+    from .flags import Decode, Doctor, Generate, Plan
+    from .serve.flags import Serve
+    from .tool_flags import Compare, Quantize, Validate
+
+    if isinstance(command, Generate):
+        return generate(command)
+    if isinstance(command, Decode):
+        return decode(command)
+    if isinstance(command, Plan):
+        return plan(command)
+    if isinstance(command, Compare | Validate | Quantize):
+        return run_tool(command)
+    if isinstance(command, Serve):
+        from .serve.commands import serve
+
+        return serve(command)
+    return doctor(command) if isinstance(command, Doctor) else verify(command)
 
 
 def exit_code(error: BaseException) -> int:
@@ -101,14 +125,27 @@ def exit_code(error: BaseException) -> int:
     return error.exit_code if isinstance(error, TwinreelError) else 1
 
 
-def complain(kind: str, error: BaseException, code: int, command: Any) -> int:
-    """Print `error` for people to stderr, in three lines, and with --json for programs to stdout; returns `code`."""
-    from .complaint import explain
-    from .flags import flag_names
+def interrupted(error: KeyboardInterrupt, as_json: bool) -> int:
+    """Say that a signal ended the command where it stood; the exit code."""
+    number = getattr(error, "signal", signal.SIGINT)
+    return say("Interrupted", error, STOPPED + number, explain(error), as_json)
 
+
+def complain(kind: str, error: BaseException, code: int, command: Any) -> int:
+    """Say what `error` means to whoever gave `command`; returns `code`."""
+    from .flags import Generate, Plan, flag_names
+    from .request_json import named_in_json
+
+    if isinstance(error, RequestError) and isinstance(command, Generate | Plan) and command.request.request is not None:
+        error = named_in_json(error)  # the file's words, not the flags'
     told = explain(error, flag_names(command), type(command).__name__.lower())
+    return say(kind, error, code, told, command.report.json)
+
+
+def say(kind: str, error: BaseException, code: int, told: Complaint, as_json: bool) -> int:
+    """Print an error for people to stderr, in three lines, and with --json for programs to stdout; returns `code`."""
     print(told, file=sys.stderr)
-    if command.report.json:
+    if as_json:
         field = error.field if isinstance(error, RequestError) else None
         ours = isinstance(error, TwinreelError)
         text = str(error) if ours else f"{told.what}: {told.why}"
@@ -125,17 +162,15 @@ def put(result: dict[str, Any]) -> None:
 
 def generate(command: Generate) -> int:
     """`twinreel generate`: settle everything that needs no weights, run, then say where the file is."""
-    from .output import check_output, sidecar_path
+    from .output import check_output
 
     if command.server is not None:
         return generate_there(command)
     request = command.request.build()
     command.engine.build()
     output = command.writing.build()
-    target = check_output(command.output, output)  # before a model is looked for: a slip is answered at once
-    asked = command.request.request
-    if asked is not None and asked.absolute() == sidecar_path(target):
-        raise RequestError("output", f"the report beside {target.name} would replace {asked}; name another output")
+    # before a model is looked for: a slip is answered at once
+    check_output(command.output, output, needed=command.needed(request))
     trace = None
     if command.trace is not None and leads():
         from .tools.trace import Trace
@@ -156,7 +191,7 @@ def generate_there(command: Generate) -> int:
     job = run(command)
     warn(job)
     if command.report.json:
-        put({"ok": True, "output": str(command.output.absolute()), "job": job})
+        put({"ok": True, "output": os.path.abspath(command.output), "job": job})
     else:
         print(f"{command.output}: {job['size']}, {job['seconds']} s, seed {job['seed']}, made in {job['took']:.1f} s")
     return 0
@@ -307,12 +342,11 @@ def verify(command: Verify) -> int:
     return 0
 
 
-def judge(command: Compare | Validate) -> int:
-    """`twinreel compare` and `twinreel validate`: figures and, of the latter, a verdict (exit code 1 for `apart`)."""
-    from .tool_flags import Compare
-    from .tools.commands import run_compare, run_validate
+def run_tool(command: Compare | Validate | Quantize) -> int:
+    """`twinreel compare`, `validate` and `quantize`: what they found or made (exit code 1 for the verdict `apart`)."""
+    from .tools.commands import RUNS
 
-    outcome = run_compare(command) if isinstance(command, Compare) else run_validate(command)
+    outcome = RUNS[type(command)](command)
     if command.report.json:
         put({"ok": not outcome.code, **outcome.result})
     else:

@@ -60,7 +60,7 @@ def _told(error: TwinreelError, names: Mapping[str, str], command: str) -> Compl
         written = as_written(error.field, names)
         what = f"{'the request' if command in ('generate', 'plan') else command} cannot be run: {written}"
         text = text.removeprefix(f"{error.field}: ")
-        usual = f"change {names.get(error.field, error.field)}; twinreel {command} --help says what it may be"
+        usual = f"change {written}; twinreel {command} --help says what it may be"
     elif isinstance(error, ConfigError):
         what, usual = "this configuration cannot work", "twinreel doctor says what this machine would use and lacks"
         if subject := _SUBJECT.match(text):
@@ -76,12 +76,14 @@ def _told(error: TwinreelError, names: Mapping[str, str], command: str) -> Compl
 def _foreign(error: BaseException) -> Complaint:
     name, text = type(error).__name__, " ".join(str(error).split()) or "it says no more"
     if isinstance(error, KeyboardInterrupt):
-        return Complaint("stopped by the keyboard", "Ctrl-C ended it where it stood", AGAIN)
+        by = text if getattr(error, "signal", signal.SIGINT) != signal.SIGINT else "the keyboard"
+        return Complaint(f"stopped by {by}", "it ended where it stood", AGAIN)
     if isinstance(error, Cancelled):
         by = f" by {signal.Signals(error.signal).name}" if error.signal else ""
         return Complaint(f"the request was cancelled{by}", "it ended at its next step or clip", AGAIN)
     if isinstance(error, MemoryError) or name == "OutOfMemoryError" or "out of memory" in text:
-        remedy = "ask for less (--duration, --size), or try --residency stages; twinreel plan predicts the need"
+        way = "--residency layers (mapped where host memory is short)"
+        remedy = f"ask for less (--duration, --size), or try {way}; twinreel plan predicts the need"
         return Complaint("memory ran out", f"{name}: {text[:300]}", remedy)
     if isinstance(error, OSError):
         remedy = "check that it is there, that you may use it, and that its disk has room"

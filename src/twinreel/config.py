@@ -3,23 +3,55 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from .errors import ConfigError
+from .precision import Fp8, parse_precision
 
 if TYPE_CHECKING:
     import torch
 
-PRECISIONS = ("auto", "bf16", "fp32")
 VAE_ENCODES = ("fp32", "tf32")
-RESIDENCIES = ("auto", "all", "stages")
 ATTENDS = ("auto", "plain", "packed", "overlapped")
-CONDITIONERS = ("auto", "split", "whole")
+CONDITIONERS = ("auto", "split", "fsdp", "whole")
 ADALNS = ("auto", "live", "precompute")
-RESIDENT_SHARE = 0.8  # of the free device memory may be weights before `auto` drops parts between stages
+DEVICE = re.compile(r"auto|cpu|cuda(?::(\d{1,4}))?")
+MOST = 1024  # threads, ranks
+ROW_UNIT = 8192  # rows that `row_chunk` counts in
 COMPONENTS = ("transformer", "transformer_ref", "text_encoder", "tokenizer", "processor", "video_vae", "audio_vae")
+
+
+@dataclass(frozen=True)
+class Mode:
+    """A residency: whether parts stay loaded between stages, which kinds of part run layer by layer, and whether these
+    layers lie in files and not in host memory."""
+
+    keep: bool
+    streamed: tuple[str, ...] = ()
+    mapped: bool = False
+
+    def keeps(self, part: str) -> bool:
+        """Whether `part` (`dit:ref2va`, ...) stays on the device after its stage."""
+        return self.keep and not self.streams(part)
+
+    def streams(self, part: str) -> bool:
+        """Whether `part` runs layer by layer."""
+        return part.partition(":")[0] in self.streamed
+
+
+LAYERED = ("text_encoder", "dit", "modulation")
+# From what needs the most memory of the device to what needs the least.
+MODES: Mapping[str, Mode] = {
+    "all": Mode(keep=True),
+    "conditioner": Mode(keep=True, streamed=("text_encoder",)),
+    "stages": Mode(keep=False),
+    "layers": Mode(keep=False, streamed=LAYERED),
+    "mapped": Mode(keep=False, streamed=LAYERED, mapped=True),
+}
+RESIDENCIES = ("auto", *MODES)
 
 
 @dataclass(frozen=True)
@@ -30,11 +62,17 @@ class EngineConfig:
         model: folder of the weights; None is the bundled miniature.
         components: folder by component name (`COMPONENTS`), over what `model` holds.
         device: `auto`, `cpu`, `cuda` or `cuda:N`.
-        precision: of the DiT and the conditioner: `auto` is bf16 on CUDA and fp32 on CPU. fp32 islands stay fp32.
+        precision: of the DiT and the conditioner: `auto` is bf16 on CUDA and fp32 on CPU. fp32 islands stay fp32. `fp8`
+            (bf16, but for products in the DiT's blocks; not exact) has fields: see `precision.Fp8`.
         vae_encode: `fp32`, or `tf32` (CUDA only, faster, not exact).
-        residency: `all` keeps every part loaded; `stages` drops a stage's parts after it; `auto` looks at free memory.
-        ops: name of the ops table: `reference` (plain PyTorch), `triton`, or `auto`, which is `reference` until the
-            kernels have run on a device.
+        residency: `all` keeps every part loaded; `conditioner` all but the conditioner, which runs layer by layer;
+            `stages` drops a stage's parts after it; `layers` also runs DiT and conditioner layer by layer from
+            page-locked host memory, `mapped` from the files; `auto` is the first of these that free memory and the
+            request's estimate allow. Same bits in all of them.
+        host_memory: GiB of host memory that may be used; None is what is free.
+        row_chunk: packed rows that go through the row-wise parts of a block at a time, a multiple of 8,192, or 0 for all
+            at once; None is 0 unless only chunks fit. On a GPU another value may change bits.
+        ops: name of the ops table: `reference` (plain PyTorch), `triton`, or `auto`: `triton` where it can run.
         attention: `fa3`, `fa4`, `cudnn`, `flash`, `sdpa`, `math`, or `auto`: the fastest that works on this device.
         adaln: `live` keeps the projections that turn timesteps into modulation (two fifths of the DiT) loaded;
             `precompute` reads them once for each schedule and keeps tables, same bits; `auto` is `precompute` where
@@ -46,7 +84,8 @@ class EngineConfig:
             is `gpus`. None: rows over all where the weights fit, tp for memory.
         attend: how rows and heads change places where sp > 1: `plain`, `packed` (one kernel normalises, turns and packs),
             `overlapped` (packed, half of the heads on their way while the other half is computed), or `auto`.
-        conditioner: `split` over ranks by heads, `whole` on each, or `auto`: split as far as its heads go.
+        conditioner: `split` over ranks by heads, `fsdp` (its weights spread over all ranks, each layer gathered when it is
+            used: one rank's bits), `whole` on each, or `auto`: split as far as its heads go.
         allow_remote: fetch media from http(s) addresses. Whoever sends requests can then make this machine ask any
             address that it can reach.
     """
@@ -57,6 +96,8 @@ class EngineConfig:
     precision: str = "auto"
     vae_encode: str = "fp32"
     residency: str = "auto"
+    host_memory: float | None = None
+    row_chunk: int | None = None
     ops: str = "auto"
     attention: str = "auto"
     adaln: str = "auto"
@@ -74,7 +115,7 @@ class Choices:
     """An `EngineConfig` with every `auto` resolved on this machine.
 
     `tile_batch` is how many tiles of the video VAE's decoder share a call: a constant of the machine kind, since another
-    number rounds differently.
+    number rounds differently. `fp8` is what of the DiT's blocks runs in e4m3, `fp8_ops` the table that these have.
     """
 
     device: torch.device
@@ -87,16 +128,19 @@ class Choices:
     threads: int
     why: Mapping[str, str]
     allow_remote: bool = False
+    host_memory: float | None = None
+    row_chunk: int | None = None
+    fp8: Fp8 | None = None
+    fp8_ops: Any = None
 
 
 def check_config(config: EngineConfig) -> None:
     """Refuse what no machine could run. Raises ConfigError; imports no torch."""
-    if config.precision in ("fp16", "float16", "half"):
-        raise ConfigError(
-            "precision: fp16 is refused: the DiT's residual passes 65,504, fp16's largest; use bf16 or fp32"
-        )
+    if not isinstance(config, EngineConfig):
+        raise ConfigError(f"config: got {config!r:.80}; give an EngineConfig, as in Engine(EngineConfig(model='path'))")
+    parse_precision(config.precision)
     for name, allowed in (
-        ("precision", PRECISIONS), ("vae_encode", VAE_ENCODES), ("residency", RESIDENCIES), ("adaln", ADALNS),
+        ("vae_encode", VAE_ENCODES), ("residency", RESIDENCIES), ("adaln", ADALNS),
         ("attend", ATTENDS), ("conditioner", CONDITIONERS),
     ):  # fmt: skip
         value = getattr(config, name)
@@ -105,19 +149,19 @@ def check_config(config: EngineConfig) -> None:
     if not isinstance(config.allow_remote, bool):
         raise ConfigError(f"allow_remote: got {config.allow_remote!r}; use True or False")
     _check_types(config)
+    if not DEVICE.fullmatch(config.device):
+        raise ConfigError(f"device: got {config.device[:80]!r}; use auto, cpu, cuda or cuda:N")
     for name, folder in config.components.items():
         if name not in COMPONENTS:
             raise ConfigError(f"components: got {name!r}; use {', '.join(COMPONENTS)}")
         _check_folder(f"components[{name!r}]", folder)
-    for name in ("gpus", "sp", "tp"):
+    for name in ("gpus", "sp", "tp", "threads"):
         value = getattr(config, name)
-        if value is not None and (isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= 1024):
-            raise ConfigError(f"{name}: got {value!r}; a whole number from 1, or leave it out")
+        if value is not None and (isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= MOST):
+            raise ConfigError(f"{name}: got {value!r}; a whole number from 1 to {MOST}, or leave it out")
+    _check_memory(config)
     if (config.gpus or 1) > 1 and config.device not in ("auto", "cpu", "cuda"):
         raise ConfigError(f"device: got {config.device!r} for {config.gpus} ranks; use auto, cuda or cpu")
-    threads = config.threads
-    if threads is not None and (isinstance(threads, bool) or not isinstance(threads, int) or not 1 <= threads <= 1024):
-        raise ConfigError(f"threads: got {config.threads!r}; from 1 to 1024, or leave it out")
 
 
 def _check_types(config: EngineConfig) -> None:
@@ -132,9 +176,33 @@ def _check_types(config: EngineConfig) -> None:
             raise ConfigError(f"{name}: got {getattr(config, name)!r}; use a name such as auto")
 
 
+def _check_memory(config: EngineConfig) -> None:
+    room, chunk = config.host_memory, config.row_chunk
+    if room is not None and (isinstance(room, bool) or not isinstance(room, int | float) or not 0 < room <= 1 << 20):
+        raise ConfigError(f"host_memory: got {room!r}; use GiB above 0, or leave it out")
+    if chunk is not None and (type(chunk) is not int or chunk < 0 or chunk % ROW_UNIT):
+        raise ConfigError(f"row_chunk: got {chunk!r}; use a multiple of {ROW_UNIT:,} rows, 0 for all at once")
+
+
+def check_one_device(config: EngineConfig, ranks: int) -> None:
+    """Refuse what only an engine of one rank can do. Raises ConfigError."""
+    mode = MODES.get(config.residency)
+    if ranks > 1 and mode is not None and mode.streamed:
+        raise ConfigError(f"residency: {config.residency} is for one GPU, and these are {ranks}; use all or stages")
+    if ranks > 1 and config.row_chunk:
+        raise ConfigError(f"row_chunk: is for one GPU, and these are {ranks}, each with fewer rows; leave it out")
+
+
 def _check_folder(name: str, folder: object) -> None:
     if not isinstance(folder, str | os.PathLike) or not folder:
         raise ConfigError(f"{name}: got {folder!r}; use the path of a folder")
+    try:
+        os.stat(folder)
+    except (FileNotFoundError, NotADirectoryError):
+        pass  # `weights.locate` says what is needed there
+    except (OSError, ValueError) as error:
+        why = getattr(error, "strerror", None) or str(error)
+        raise ConfigError(f"{name}: {str(folder)[:100]!r} cannot be looked at ({why}); use another path") from None
 
 
 def resolve(config: EngineConfig, head_dim: int = 128) -> Choices:
@@ -147,20 +215,23 @@ def resolve(config: EngineConfig, head_dim: int = 128) -> Choices:
     from . import ops
 
     check_config(config)
-    device = _device(config.device)
+    number = cuda_number(config.device, torch.cuda.device_count() if torch.cuda.is_available() else 0)
+    device = torch.device("cpu") if number is None else torch.device("cuda", number)
     cuda = device.type == "cuda"
     if config.vae_encode == "tf32" and not cuda:
         raise ConfigError(f"vae_encode: tf32 needs a CUDA device, this run is on {device}; use fp32")
-    names = {"bf16": torch.bfloat16, "fp32": torch.float32}
-    dtype = names.get(config.precision) or (torch.bfloat16 if cuda else torch.float32)
+    name, fp8 = parse_precision(config.precision)
+    names = {"bf16": torch.bfloat16, "fp32": torch.float32, "fp8": torch.bfloat16}
+    dtype = names.get(name) or (torch.bfloat16 if cuda else torch.float32)
     try:
         table = ops.select(config.ops, device, config.attention, dtype=dtype, head_dim=head_dim)
+        fp8_table = fp8 and ops.quantized(table, device, fp8.attention, head_dim=head_dim)
     except ValueError as error:
         raise ConfigError(str(error)) from None
     why = {
         "device": "asked for" if config.device != "auto" else f"CUDA is {'' if cuda else 'not '}available",
         "precision": "asked for" if config.precision != "auto" else f"auto on {device.type}",
-        **table.why,
+        **(fp8_table or table).why,
         "vae_decode": "the released recipe: fp16 products over fp32 weights" if cuda else "fp32 on CPU",
         "threads": "asked for" if config.threads is not None else "PyTorch's own count",
     }
@@ -175,24 +246,21 @@ def resolve(config: EngineConfig, head_dim: int = 128) -> Choices:
         threads=config.threads or torch.get_num_threads(),
         why=why,
         allow_remote=config.allow_remote,
+        host_memory=config.host_memory,
+        row_chunk=config.row_chunk,
+        fp8=fp8,
+        fp8_ops=fp8_table,
     )
 
 
-def _device(name: str) -> torch.device:
-    import torch
-
-    count = torch.cuda.device_count() if torch.cuda.is_available() else 0
-    if name == "auto":
-        return torch.device("cuda", 0) if count else torch.device("cpu")
-    try:
-        device = torch.device(name)
-    except RuntimeError:
-        raise ConfigError(f"device: got {name!r}; use auto, cpu, cuda or cuda:N") from None
-    if device.type not in ("cpu", "cuda"):
-        raise ConfigError(f"device: got {name!r}; use auto, cpu, cuda or cuda:N")
-    if device.type == "cuda" and (device.index or 0) >= count:
-        raise ConfigError(f"device: got {name!r}, and this machine shows {count} CUDA devices; use auto or cpu")
-    return torch.device("cuda", device.index or 0) if device.type == "cuda" else torch.device("cpu")
+def cuda_number(device: str, count: int) -> int | None:
+    """Which of `count` CUDA devices `device`, a checked name, means; None for the CPU. Raises ConfigError."""
+    if device == "cpu" or (device == "auto" and not count):
+        return None
+    number = int(device.partition(":")[2] or 0)
+    if number >= count:
+        raise ConfigError(f"device: got {device!r}, and this machine shows {count} CUDA devices; use auto or cpu")
+    return number
 
 
 def set_flags(stage: str, choices: Choices) -> dict[str, Any]:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, TypeVar
 
 import numpy as np
@@ -44,6 +46,7 @@ class Attempts:
         if parts.parallel.every.size > 1:
             del self._ways[1:]  # one rank alone cannot take another way
         self._retries: list[dict[str, Any]] = []
+        self.not_finite = 0  # values of pictures
 
     @property
     def way(self) -> Way:
@@ -51,8 +54,9 @@ class Attempts:
         return self._ways[0]
 
     def report(self) -> dict[str, Any]:
-        """The way that went through, and what was tried before."""
-        return {"way": self.way.name, "tile_batch": self.way.tile_batch, "retries": self._retries}
+        """The way that went through, what was tried before, and how many values of pictures were not finite."""
+        found = {"not_finite": self.not_finite} if self.not_finite else {}
+        return {"way": self.way.name, "tile_batch": self.way.tile_batch, "retries": self._retries, **found}
 
     def run(self, what: str, work: Callable[[Way], T]) -> T:
         """`work(way)`, again by the next way when it runs out of memory."""
@@ -99,14 +103,54 @@ def decode(
     with ExitStack() as stack:
         attempts.run("loading", lambda way: stack.enter_context(parts.resident(stages, *names)))
         stack.enter_context(stages.stage("decode", latents.plan.frames if picture else 1))
-        waveform = attempts.run("sound", lambda way: decode_sound(latents.audio, parts))
+        sound = Waveform(partial(decode_sound, latents.audio, parts), parts.choices.device, apart(parts) and picture)
+        clips: Iterator[np.ndarray] = iter(())
+        if picture:
+            clips = stack.enter_context(closing(_pictures(latents, parts, stages, attempts, rounding)))
+        early = [next(clips)] if sound.runs else []  # the first clip, while the sound is decoded
+        waveform = attempts.run("sound", lambda way: sound.get())
         stages.boundary("waveform", {"samples": waveform})
         latents.facts["decode"] = attempts.report()
         yield waveform
-        if picture:
-            yield from _pictures(latents, parts, stages, attempts, rounding)
+        yield from early
+        del early
+        yield from clips
         if costs := parts.lap():
             latents.facts["decode"]["communication"] = costs
+
+
+def apart(parts: Parts) -> bool:
+    """Whether sound is decoded beside pictures: not on a CPU, whose threads are all taken."""
+    return parts.choices.device.type == "cuda"
+
+
+class Waveform:
+    """The samples that `work` makes: at once in a thread and on a stream of its own where `apart`, otherwise in `get`."""
+
+    def __init__(self, work: Callable[[], np.ndarray], device: torch.device, apart: bool) -> None:
+        self._work, self._device = work, device
+        self._main = torch.cuda.current_stream(device) if device.type == "cuda" else None
+        self._started = ThreadPoolExecutor(1, "sound").submit(self._run) if apart else None
+
+    @property
+    def runs(self) -> bool:
+        """Whether it is being made."""
+        return self._started is not None
+
+    def get(self) -> np.ndarray:
+        """The samples. Raises what `work` raises; after that it is made anew, here."""
+        started, self._started = self._started, None
+        return self._work() if started is None else started.result()
+
+    def _run(self) -> np.ndarray:
+        with ExitStack() as stack:
+            stack.enter_context(torch.inference_mode())  # each thread has its own
+            if self._main is not None:
+                stack.enter_context(torch.cuda.device(self._device))
+                side = torch.cuda.Stream(self._device)
+                side.wait_stream(self._main)
+                stack.enter_context(torch.cuda.stream(side))
+            return self._work()
 
 
 def decode_sound(audio: Tensor, parts: Parts) -> np.ndarray:
@@ -127,6 +171,9 @@ def _pictures(
             decoded = parts["video_decoder"].clips(video, tile_batch=way.tile_batch, first=clips, canvas=way.canvas)
             with closing(decoded):
                 for clip in decoded:
+                    if broken := clip.numel() - int(torch.isfinite(clip).sum()):
+                        attempts.not_finite += broken
+                        latents.facts["decode"] = attempts.report()
                     pixels = quantise(clip, rounding).cpu().numpy()
                     stages.boundary("frames", {"pixels": pixels}, clips, 0)
                     frames, clips = frames + len(pixels), clips + 1

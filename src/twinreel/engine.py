@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import threading
-from contextlib import closing
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -15,11 +16,13 @@ from . import launch, ops
 from .conditioning import Cache
 from .config import EngineConfig, check_config, resolve
 from .decoding import decode
-from .errors import Cancelled
+from .demo import model_folder
+from .errors import Cancelled, RequestError
 from .finish import Ending, finish, has_picture
-from .machine import cuda_memory
+from .limits import shown
+from .media.addresses import files_of
 from .noise import Rows
-from .output import OutputOptions, check_output, check_space
+from .output import OutputOptions, absolute_path, check_output, check_space
 from .output.latents import Latents, load_latents
 from .output.report import hash_frames, hash_waveform, versions
 from .output.write import Media
@@ -27,12 +30,12 @@ from .parallel.team import agreed
 from .parts import Parts
 from .pipeline import sample
 from .plan import Plan
-from .request import Request
+from .precision import check_weights
+from .request import Request, check_request
 from .request_json import request_to_json
-from .spec import Spec
-from .topology import Sizes, at_seat, choose_mesh, choose_strategy, describe_mesh, num_ranks
+from .topology import at_seat, choose_mesh, choose_variant, describe_mesh, num_ranks, settle_variant, sizes_of
 from .watch import Boundary, Event, Stages, Watch, ignore, pass_by
-from .weights import locate, read_spec, stored_bytes
+from .weights import locate, read_spec
 
 
 class Engine:
@@ -47,33 +50,37 @@ class Engine:
     def __init__(
         self, config: EngineConfig | None = None, cache: Cache | None = None, place: launch.Seat | None = None
     ) -> None:
-        self.config = config or EngineConfig()
+        self.config = EngineConfig() if config is None else config
         check_config(self.config)
-        self.checkpoint = locate(_model_path(self.config), self.config.components)
+        self.checkpoint = locate(model_folder(self.config), self.config.components)
         self.spec = read_spec(self.checkpoint)
-        self._turn = threading.Lock()
+        check_weights(self.config.precision, self.spec.dit, self.config.residency)
+        self._turn = Turn()
         self._cancel = threading.Event()
         self._ranks: launch.Ranks | None = None
         place = place or launch.seat()
         count = num_ranks(self.config, place)
-        mesh, why = choose_mesh(self.config, count, _sizes(self.spec, self.config))
+        mesh, why = choose_mesh(self.config, count, sizes_of(self.spec, self.config))
         if place is None and count > 1:
             self._ranks = launch.Ranks((self.config, cache), count)
             return
         choices = resolve(at_seat(self.config, place), self.spec.dit.head_dim)
-        strategy, attend, reason = choose_strategy(self.config, mesh, choices, self.spec.dit)
-        backend = "nccl" if choices.device.type == "cuda" else "gloo"
-        parallel = place.join(mesh, strategy, backend) if place else None
+        variant = choose_variant(self.config, mesh, choices, self.spec.dit)
+        parallel = None
+        if place is not None:
+            backend = "nccl" if choices.device.type == "cuda" else "gloo"
+            parallel = place.join(mesh, variant.strategy(), backend)
+            parallel, variant = settle_variant(variant, parallel, choices, place)
         self.parts = Parts(self.checkpoint, self.spec, choices, self.config.residency, cache, parallel=parallel)
         self.team = self.parts.team
-        self._topology = describe_mesh(mesh, attend) | {"why": why | {"attend": reason}}
+        self._topology = describe_mesh(mesh, variant.name) | {"why": why | {"attend": variant.why}}
 
     def generate(self, request: Request, watch: Watch = ignore, boundary: Boundary | None = None) -> Media:
         """Run `request` to frames and sound in memory; `boundary` gets the values between stages.
 
-        Raises RequestError, Cancelled, FloatingPointError.
+        Raises RequestError, Cancelled, FloatingPointError; RuntimeError when called by the watch of a run of its own.
         """
-        with self._turn:
+        with self._turn.of(watch, boundary):
             if self._ranks is not None:
                 media: Media = self._ranks.run(("generate", request), watch, boundary)
                 return media
@@ -100,13 +107,13 @@ class Engine:
         note that names them. Raises what `generate` raises, OSError, and RequestError for a path that cannot be
         written.
         """
-        output = output or OutputOptions()
-        with self._turn:
+        output = OutputOptions() if output is None else output
+        with self._turn.of(watch, boundary):
             if self._ranks is not None:
                 report: dict[str, Any] = self._ranks.run(("render", request, path, output), watch, boundary)
                 return report
             stages = self._stages(watch, boundary)
-            target = self.team.first(partial(check_output, path, output))
+            target = self.team.first(partial(self._check_both, request, path, output))
             latents = sample(request, self.parts, stages, self._vote, planned=partial(_check_room, target, output))
             return self._finish(latents, stages, Ending(target, output, self.config, self._origin(request)))
 
@@ -117,8 +124,8 @@ class Engine:
 
         Raises RequestError for a file that holds no latents, CheckpointError for those of another model.
         """
-        output, source = output or OutputOptions(), Path(latents).absolute()
-        with self._turn:
+        output, source = OutputOptions() if output is None else output, absolute_path("latents", latents)
+        with self._turn.of(watch):
             if self._ranks is not None:
                 result: dict[str, Any] = self._ranks.run(("decode", source, path, output), watch, None)
                 return result
@@ -126,6 +133,7 @@ class Engine:
             target = self.team.first(partial(check_output, path, output, source))
             kept = self.team.first(partial(load_latents, source, self.spec))
             self.team.first(partial(_check_room, target, output, kept.latents.plan))
+            self.team.first(partial(self.parts.check_files, "video_decoder", "audio_decoder"))
             report = {**kept.report, "decoded_by": {"engine": self.describe(), "versions": versions()}}
             return self._finish(kept.latents, stages, Ending(target, output, self.config, report, source))
 
@@ -158,14 +166,21 @@ class Engine:
                 "video_vae_decode": str(choices.vae_compute).removeprefix("torch."),
                 "audio_vae": "float32",
             },
+            "fp8": describe_fp8(parts),
             "vae_tile_batch": choices.tile_batch,
             "residency": parts.residency,
             "ops": ops.describe(choices.ops),
             "adaln": parts.adaln,
+            "row_chunk": parts.row_chunk,
             "threads": choices.threads,
             "topology": self._topology,
-            "why": dict(choices.why) | {"residency": parts.residency_why, "adaln": parts.adaln_why},
+            "why": dict(choices.why) | parts.why,
         }
+
+    def _check_both(self, request: Request, path: str | Path, output: OutputOptions) -> Path:
+        """The absolute path of the output, which may be nothing that the request reads."""
+        check_request(request, self.spec, allow_remote=self.config.allow_remote)
+        return check_output(path, output, needed=files_of(request))
 
     def _stages(self, watch: Watch, boundary: Boundary | None = None) -> Stages:
         """The stages of a new request; a cancel is heard at every event of theirs."""
@@ -217,24 +232,45 @@ class Engine:
         return {"request": request_to_json(request), "engine": self.describe(), "versions": versions()}
 
 
+class Turn:
+    """One run at a time: others wait, and whoever would wait for itself is refused."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._holder: int | None = None
+
+    @contextmanager
+    def of(self, watch: Watch, boundary: Boundary | None = None) -> Iterator[None]:
+        """The turn of a run that these two follow. Raises RequestError when one of them cannot be called."""
+        for name, value in (("watch", watch), ("boundary", boundary or pass_by)):
+            if not callable(value):
+                raise RequestError(name, f"got {shown(value)}; a function is needed, see twinreel.watch")
+        if self._holder == threading.get_ident():
+            raise RuntimeError("this engine is in the middle of a run that called here; start the next one after it")
+        with self._lock:
+            self._holder = threading.get_ident()
+            try:
+                yield
+            finally:
+                self._holder = None
+
+
+def describe_fp8(parts: Parts) -> dict[str, Any] | None:
+    """Which products run in e4m3, None where none do; the reasons are in `why`, under `fp8` and `fp8_attention`."""
+    fp8, layers = parts.choices.fp8, parts.spec.dit.layers
+    if fp8 is None:
+        return None
+    return {
+        "products": "emulated" if parts.choices.device.type == "cpu" else "e4m3, fast accumulation",
+        "attention": parts.choices.why["fp8_attention"].partition(":")[0],
+        "blocks": f"{fp8.blocks} to {layers - fp8.blocks - 1} of {layers}",
+        "steps": f"all but the first and last {fp8.steps}" if fp8.steps else "all",
+        "weights": "quantized by twinreel quantize" if parts.spec.dit.fp8_edge is not None else "quantized when loaded",
+    }
+
+
 def _check_room(target: Path, output: OutputOptions, plan: Plan) -> None:
     check_space(target, output, (plan.width, plan.height), plan.frames, plan.samples)
-
-
-def _sizes(spec: Spec, config: EngineConfig) -> Sizes:
-    dit = f"dit:{spec.partitions[0].name}"
-    memory = min((each.total for each in cuda_memory()), default=None) if config.device != "cpu" else None
-    return Sizes(spec.dit.heads, spec.text.kv_heads, stored_bytes(spec, dit), memory)
-
-
-def _model_path(config: EngineConfig) -> Path | None:
-    if config.model is not None:
-        return Path(config.model)
-    if config.components:
-        return None
-    from .demo import bundled_model
-
-    return bundled_model()
 
 
 def _device_name(device: torch.device) -> str:

@@ -6,11 +6,13 @@ import shlex
 import tempfile
 from collections.abc import Mapping
 from contextlib import closing
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
+from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import Any
 
+from .beside import beside
 from .config import EngineConfig
 from .decoding import decode
 from .output import OutputOptions, latents_path
@@ -19,6 +21,8 @@ from .output.report import without_private, write_report
 from .output.write import Written, write_media
 from .parts import Parts
 from .watch import Stages
+
+NAMED_ALREADY = ("model", "components", "allow_remote")  # the last: decoding fetches nothing
 
 
 @dataclass(frozen=True)
@@ -40,12 +44,12 @@ class Ending:
         words += ["--model", self.config.model] if self.config.model else []
         for name, path in self.config.components.items():
             words += ["--component", f"{name}={path}"]
-        words += ["--device", self.config.device] if self.config.device != EngineConfig.device else []
-        for option in fields(OutputOptions):
-            value = getattr(self.output, option.name)
-            if value != option.default:
-                flag = "--no-audio" if option.name == "audio" else f"--{option.name.replace('_', '-')}"
-                words += [flag] if isinstance(value, bool) else [flag, str(value)]
+        for options in (self.config, self.output):
+            for option in fields(options):
+                value = getattr(options, option.name)
+                if option.name not in NAMED_ALREADY and value != option.default:
+                    flag = "--no-audio" if option.name == "audio" else f"--{option.name.replace('_', '-')}"
+                    words += [flag] if isinstance(value, bool) else [flag, str(value)]
         return shlex.join(words)
 
 
@@ -68,6 +72,8 @@ class Keeping:
         beside = latents_path(self._ending.target)
         for path in (beside, Path(tempfile.gettempdir()) / beside.name):
             try:
+                if path is not beside and path.exists():  # of another run, and nobody said that it may go
+                    path = Path(tempfile.mkdtemp(prefix="twinreel-")) / beside.name
                 self._save(path)
             except OSError as error:
                 self.fault = f"latents: not kept in {path.parent} ({error.strerror or error})"
@@ -131,6 +137,9 @@ def _write(latents: Latents, parts: Parts, stages: Stages, ending: Ending) -> Wr
     seconds = plan.asked_seconds if output.exact_seconds else None
     with closing(decode(latents, parts, stages, picture=picture)) as stream:
         waveform = next(stream)
-        return write_media(
-            ending.target, stream, waveform, output, frames=plan.frames, seconds=seconds, stage=stages.stage
-        )
+        write = partial(write_media, ending.target, frames=plan.frames, seconds=seconds, stage=stages.stage)
+        written = beside(lambda clips: write(clips, waveform, output), stream)
+    if broken := latents.facts["decode"].get("not_finite"):
+        fault = f"picture: {broken} of its values are not finite and come out black"
+        return replace(written, faults=(fault, *written.faults))
+    return written

@@ -6,7 +6,6 @@ can be refused by name; the defaults that then apply are those of `Request` and 
 
 from __future__ import annotations
 
-import re
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, field, fields, is_dataclass
@@ -19,12 +18,13 @@ from . import limits
 from .complaint import unknown_command
 from .config import EngineConfig
 from .errors import ConfigError, RequestError
+from .flag_words import parse_reference, parse_size
 from .output import FORMATS, LATENTS_SUFFIX, OutputOptions
-from .request import Keyframe, Reference, Request
+from .request import Keyframe, Request
 from .request_json import parse_json
+from .small_files import MOST_JSON, read_small, why
 from .spec import World
 
-MOST_JSON = 256 << 20  # bytes of a request, media as data: addresses included
 T = TypeVar("T")
 WORLD = World()  # help speaks of H3's limits; a small checkpoint's own are in its errors and in `plan`
 Optional = Annotated[T | None, tyro.conf.arg(help_behavior_hint="")]  # None is "not given"; the text says what follows
@@ -151,11 +151,9 @@ class RequestFlags:
             names = ", ".join(self.given())
             raise RequestError("request", f"{path} says everything already; leave out {names}, or write it there")
         try:
-            if path.exists() and (not path.is_file() or path.stat().st_size > MOST_JSON):
-                raise RequestError("request", f"{path} is no file of at most {MOST_JSON >> 20} MiB; name the JSON file")
-            return parse_json(path.read_bytes())
+            return parse_json(read_small(path, MOST_JSON))
         except OSError as error:
-            raise RequestError("request", f"cannot read {path}: {error.strerror}") from None
+            raise RequestError("request", f"cannot read {path}: {why(error)}; name a file of JSON") from None
 
 
 @dataclass(frozen=True)
@@ -169,13 +167,19 @@ class EngineFlags:
     device: str = EngineConfig.device
     """auto, cpu, cuda or cuda:N."""
     precision: str = EngineConfig.precision
-    """Precision of DiT and conditioner: auto (bf16 on CUDA, fp32 on CPU), bf16 or fp32."""
+    """Of DiT and conditioner: auto (bf16 on CUDA, fp32 on CPU), bf16, fp32, or fp8 (not exact; Ada, Hopper, Blackwell),
+    with fields as in fp8:blocks=2,steps=0,attention=auto: what stays bf16 at either end."""
     vae_encode: str = EngineConfig.vae_encode
     """Video VAE encode: fp32, or tf32 (faster on CUDA, other bits)."""
     residency: str = EngineConfig.residency
-    """auto, all (every part stays loaded) or stages (parts leave the device between stages)."""
+    """all (parts stay loaded), conditioner (it alone runs layer by layer), stages (parts leave between stages), layers
+    (layer by layer from host memory), mapped (from the files), or auto: the first that fits. Same bits."""
+    host_memory: Optional[float] = EngineConfig.host_memory
+    """GiB of host memory that may be used. Default: what is free."""
+    row_chunk: Optional[int] = EngineConfig.row_chunk
+    """Rows at a time in the row-wise parts of a block, in 8192s, 0 for all. Default: all, unless only chunks fit."""
     ops: str = EngineConfig.ops
-    """Table of kernels: auto, reference (plain PyTorch, what auto takes) or triton (CUDA; no device has run it yet)."""
+    """Table of kernels: reference (plain PyTorch), triton (CUDA), or auto, which is triton where it runs."""
     attention: str = EngineConfig.attention
     """Attention kernel: auto (the fastest that works here; doctor prints it), fa3, fa4, cudnn, flash, sdpa or math."""
     adaln: str = EngineConfig.adaln
@@ -191,7 +195,7 @@ class EngineFlags:
     attend: str = EngineConfig.attend
     """How rows and heads change places between ranks: plain, packed, overlapped or auto."""
     conditioner: str = EngineConfig.conditioner
-    """The conditioner on several ranks: split by heads, whole on each, or auto."""
+    """The conditioner on several ranks: split by heads, fsdp (weights spread, gathered in use), whole on each, or auto."""
     allow_remote: bool = EngineConfig.allow_remote
     """Fetch media from http(s) addresses: whoever writes the request then chooses what this machine asks for."""
 
@@ -206,8 +210,8 @@ class EngineFlags:
                 raise ConfigError(f"--component {name} was given twice; keep one")
             components[name] = path
         same = (
-            "device", "precision", "vae_encode", "residency", "ops", "attention", "adaln", "threads", "gpus", "sp", "tp",
-            "attend", "conditioner", "allow_remote",
+            "device", "precision", "vae_encode", "residency", "host_memory", "row_chunk", "ops", "attention", "adaln",
+            "threads", "gpus", "sp", "tp", "attend", "conditioner", "allow_remote",
         )  # fmt: skip
         return EngineConfig(
             model=self.model,
@@ -237,7 +241,7 @@ class OutputFlags:
     preset: str = OutputOptions.preset
     """Speed of the encoder, ultrafast to veryslow."""
     overwrite: bool = False
-    """Replace the file, its report and waiting latents where they exist; without it an existing file is refused."""
+    """Replace the file, its report and waiting latents where they exist, but nothing that the run itself reads."""
     no_audio: bool = False
     """Leave the sound out."""
     exact_seconds: bool = False
@@ -261,9 +265,9 @@ class Generate:
     request: RequestFlags = field(default_factory=RequestFlags)
     engine: EngineFlags = field(default_factory=EngineFlags)
     report: ReportFlags = field(default_factory=ReportFlags)
-    output: Annotated[Path, tyro.conf.arg(aliases=["-o"], help=f"What to write, by its ending. {ENDINGS}.")] = Path(
-        "out.mp4"
-    )
+    output: Annotated[
+        str, tyro.conf.arg(aliases=["-o"], metavar="PATH", help=f"What to write, by its ending. {ENDINGS}.")
+    ] = "out.mp4"
     writing: OutputFlags = field(default_factory=OutputFlags)
     server: Optional[str] = None
     """Address of a twinreel server that is to make it, such as http://127.0.0.1:8188."""
@@ -274,6 +278,13 @@ class Generate:
     trace_every_step: bool = False
     """Velocities of every step in --trace."""
 
+    def needed(self, request: Request) -> list[Path]:
+        """What a run of `request` reads or fills besides its output."""
+        from .media.addresses import files_of
+
+        named = (self.request.request, self.trace, self.server_key_file)
+        return [*files_of(request), *(path for path in named if path is not None)]
+
 
 @dataclass(frozen=True)
 class Decode:
@@ -283,17 +294,15 @@ class Decode:
     """The file NAME.latents.safetensors."""
     engine: EngineFlags = field(default_factory=EngineFlags)
     report: ReportFlags = field(default_factory=ReportFlags)
-    output: Annotated[
-        Path | None,
-        tyro.conf.arg(aliases=["-o"], help="What to write, as in generate. Default: NAME.mp4.", help_behavior_hint=""),
-    ] = None
+    output: Annotated[str | None, tyro.conf.arg(aliases=["-o"], metavar="PATH", help_behavior_hint="")] = None
+    """What to write, as in generate. Default: NAME.mp4."""
     writing: OutputFlags = field(default_factory=OutputFlags)
 
     @property
-    def target(self) -> Path:
+    def target(self) -> str:
         """The file to write."""
         name = self.latents.name.removesuffix(LATENTS_SUFFIX).removesuffix(self.latents.suffix)
-        return self.output or self.latents.with_name(f"{name}.mp4")
+        return str(self.latents.with_name(f"{name}.mp4")) if self.output is None else self.output
 
 
 @dataclass(frozen=True)
@@ -307,12 +316,12 @@ class Plan:
 
 @dataclass(frozen=True)
 class Verify:
-    """Check a folder of weights: names, shapes, dtypes, bytes, finite values, hashes of a manifest."""
+    """Check weights: names, shapes, dtypes, bytes, finite values, tokenizer, hashes of a manifest."""
 
     path: tyro.conf.Positional[Path]
     """Folder of the weights."""
     write_manifest: bool = False
-    """Write the hashes of this folder into a manifest beside the weights."""
+    """Write the hashes of this folder into a manifest beside the weights; one that exists stays."""
     report: ReportFlags = field(default_factory=ReportFlags)
 
 
@@ -375,25 +384,3 @@ def flag_names(command: Any) -> dict[str, str]:
         if is_dataclass(getattr(command, item.name)):
             names |= flag_names(getattr(command, item.name))
     return names | (command.written() if hasattr(command, "written") else {})
-
-
-def parse_size(text: str) -> tuple[int, int]:
-    """(width, height) of `1344x768`. Raises RequestError."""
-    found = re.fullmatch(r"(\d+)[xX×](\d+)", text)
-    if not found:
-        raise RequestError("size", f"got {text!r}; write WIDTHxHEIGHT, such as 1344x768")
-    return int(found[1]), int(found[2])
-
-
-def parse_reference(text: str, number: int) -> Reference:
-    """`KIND:SOURCE[@START-END]` as a `Reference`; either end may be left out. Raises RequestError."""
-    kind, colon, source = text.partition(":")
-    if not colon or kind not in limits.REFERENCE_KINDS or not source:
-        example = "image:x.png or video:y.mp4@1.0-4.5"
-        raise RequestError(f"references[{number}]", f"got {text!r}; write KIND:SOURCE, such as {example}")
-    seconds = r"(\d+(?:\.\d*)?|\.\d+)?"
-    cut = re.fullmatch(rf"(.+)@{seconds}-{seconds}", source, re.DOTALL)
-    if not cut or cut[2] is None and cut[3] is None:
-        return Reference(kind, source)
-    start, end = (None if value is None else float(value) for value in cut.groups()[1:])
-    return Reference(kind, cut[1], start, end)

@@ -26,8 +26,12 @@ if TYPE_CHECKING:
 ENTRY = "twinreel.rank"
 PATIENCE = 20.0  # seconds a collective of the model may take before its ranks count as stuck
 MEETING = 300.0  # seconds for all ranks to be there
+PULSE = 0.3  # seconds between two signs of life of a rank
+SILENCE = 25.0  # seconds without one after which a rank counts as stuck
 GATHERING = 1.0  # seconds after a failure in which the others may say why
 LEAVING = 5.0  # seconds for a process whose line is gone to be gone too
+# NVLink multicast stays off: nothing here gains by it, and a process that dies with it can take the host's GPUs along
+QUIET = {"NCCL_NVLS_ENABLE": "0", "TORCH_SYMM_MEM_DISABLE_MULTICAST": "1", "NVSHMEM_DISABLE_NVLS": "1"}
 ENDING = 10.0  # seconds to end a run that its caller has left
 
 
@@ -37,6 +41,12 @@ def wait_asleep() -> None:
     Beside other work, spinning threads slow each other down several times over. What the person set is kept.
     """
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+
+
+def quiet() -> None:
+    """Keep NVLink multicast off in this process, unless the person has set otherwise; only before the ranks meet."""
+    for name, value in QUIET.items():
+        os.environ.setdefault(name, value)
 
 
 class RankLost(RuntimeError):
@@ -64,6 +74,7 @@ class Seat:
 
         from .parallel.mesh import join_mesh
 
+        quiet()
         if backend == "nccl":
             torch.cuda.set_device(self.local_rank)  # whose streams the collectives use
 
@@ -97,12 +108,13 @@ def seat(listening: int | None = None, started_here: bool = False) -> Seat | Non
 
 @dataclass
 class Member:
-    """A started rank: its process, our end of its line, whether it has said that it is ready."""
+    """A started rank: its process, our end of its line, whether it has said that it is ready, when it was heard last."""
 
     rank: int
     process: subprocess.Popen[bytes]
     line: Connection
     ready: bool = False
+    heard: float = 0.0
 
 
 class Ranks:
@@ -135,6 +147,8 @@ class Ranks:
         self._await_ready()
         self._runs += 1
         self._waiting = {member.rank for member in self._members}
+        for member in self._members:
+            member.heard = time.monotonic()
         try:
             for member in self._members:
                 put(member.line, ("run", self._runs, os.getcwd(), order, boundary is not None))
@@ -194,18 +208,23 @@ class Ranks:
         """The next message of each rank that has one."""
         lines = {member.line: member for member in self._members if member.rank in self._waiting}
         messages = []
-        for line in wait(list(lines)):
+        for line in wait(list(lines), PULSE):
             assert isinstance(line, Connection)
             try:
                 messages.append((lines[line], get(line)))
             except (EOFError, OSError) as error:
                 raise self._broken(error, None) from None
+            lines[line].heard = time.monotonic()
+        for member in lines.values():
+            if time.monotonic() - member.heard > SILENCE:
+                raise self._broken(RankLost(f"rank {member.rank} gave no sign of life for {SILENCE:.0f} s"), None)
         return messages
 
     def _broken(self, error: BaseException, failed: int | None) -> BaseException:
         """The cause of a run that cannot go on; the ranks are ended and started anew."""
         end, silent = time.monotonic() + GATHERING, {member.rank for member in self._members} - {failed}
         words: dict[int, str] = {}
+        alive: set[int] = set()
         while silent and (left := end - time.monotonic()) > 0:
             lines = {member.line: member.rank for member in self._members if member.rank in silent}
             for line in wait(list(lines), left):
@@ -215,6 +234,7 @@ class Ranks:
                 except (EOFError, OSError):
                     silent.discard(lines[line])
                     continue
+                alive.add(lines[line])
                 if kind in ("failed", "done"):
                     silent.discard(lines[line])
                     words[lines[line]] = f"{type(values[0]).__name__}: {values[0]}" if kind == "failed" else "done"
@@ -230,10 +250,10 @@ class Ranks:
             error = RankLost("; ".join(f"rank {rank} ended by {ending(code)}" for rank, code in lost.items()))
         elif failed is not None:
             error.add_note(f"on rank {failed} of {self._count}")
-        else:
+        elif not isinstance(error, RankLost):
             error = RankLost(f"the line to a rank broke ({error})")
-        if silent:
-            error.add_note(f"no answer from rank {', '.join(map(str, sorted(silent)))}")
+        if deaf := silent - alive:
+            error.add_note(f"no answer from rank {', '.join(map(str, sorted(deaf)))}")
         for rank, said in words.items():
             error.add_note(f"rank {rank} then: {said.splitlines()[0][:200]}")
         error.add_note("the ranks are started anew")

@@ -161,6 +161,6 @@ def shown(value: Any) -> str:
     """A refused value as printable text of bounded length."""
     try:
         text = repr(value)
-    except ValueError:  # an integer of thousands of digits
+    except (ValueError, RecursionError):  # an integer of thousands of digits, lists in lists in lists
         text = f"a {type(value).__name__} too long to print"
     return text if len(text) <= SHOWN else f"{text[:SHOWN]}... ({len(text)} characters)"

@@ -39,19 +39,24 @@ def host_memory() -> Memory | None:
 
 
 def cuda_memory() -> Sequence[Memory]:
-    """Every NVIDIA device's memory, in the driver's order; none without a driver or with a torch built for CPUs."""
+    """The memory of every NVIDIA device that CUDA shows this process, in CUDA's order; none without a driver or with a
+    torch built for CPUs."""
     try:
         if metadata.version("torch").endswith("+cpu"):
             return ()
-        nvml = ctypes.CDLL("libnvidia-ml.so.1")
+        # Which devices there are is CUDA's to say (CUDA_VISIBLE_DEVICES), what is free without a context NVML's.
+        cuda, nvml = ctypes.CDLL("libcuda.so.1"), ctypes.CDLL("libnvidia-ml.so.1")
     except (OSError, metadata.PackageNotFoundError):
         return ()
-    count, found = ctypes.c_uint(), []
-    if nvml.nvmlInit_v2() or nvml.nvmlDeviceGetCount_v2(ctypes.byref(count)):
+    count, found = ctypes.c_int(), []
+    if cuda.cuInit(0) or cuda.cuDeviceGetCount(ctypes.byref(count)) or nvml.nvmlInit_v2():
         return ()
     for number in range(count.value):
-        device, facts = ctypes.c_void_p(), (ctypes.c_ulonglong * 3)()
-        if nvml.nvmlDeviceGetHandleByIndex_v2(number, ctypes.byref(device)) == 0:
+        device, facts, bus = ctypes.c_void_p(), (ctypes.c_ulonglong * 3)(), ctypes.create_string_buffer(32)
+        cuda.cuDeviceGetPCIBusId(bus, 32, number)  # a device of the driver's interface is its number
+        if nvml.nvmlDeviceGetHandleByPciBusId_v2(bus, ctypes.byref(device)):
+            nvml.nvmlDeviceGetHandleByIndex_v2(number, ctypes.byref(device))
+        if device.value is not None:
             nvml.nvmlDeviceGetMemoryInfo(device, ctypes.byref(facts))
         found.append(Memory(total=facts[0], free=facts[1]))
     nvml.nvmlShutdown()

@@ -1,9 +1,11 @@
-"""The model's parts: built on the meta device, streamed from the checkpoint when first needed, resident by stage."""
+"""The model's parts: built on the meta device, streamed from the checkpoint when first needed, resident by stage, or
+two layers at a time."""
 
 from __future__ import annotations
 
 import gc
-from collections.abc import Iterator
+from collections import OrderedDict
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from typing import Any
@@ -12,22 +14,32 @@ import torch
 from torch import nn
 
 from .conditioning import Cache, Forgetful
-from .config import RESIDENT_SHARE, Choices
+from .config import MODES, Choices, Mode
+from .layout import PackedLayout
+from .memory.choose import NEAR, Asked, Choice, choose, free_memory, partitions_kept, refusals, usual
+from .memory.estimate import Setting
 from .models.audio_decoder import AudioDecoder
 from .models.audio_encoder import AudioEncoder
-from .models.dit import DiT
+from .models.dit import DiT, Kind
 from .models.modulation import LiveModulation
 from .models.modulation_tables import PrecomputedModulation
+from .models.quantized import Stepwise, quantized_kind
+from .models.streamed import Hosted, Shelf, Source, Staged, Streamed
 from .models.text_encoder import TextEncoder
 from .models.video_decoder import VideoDecoder
 from .models.video_encoder import VideoEncoder
+from .ops import vit
 from .parallel import Parallel
 from .parallel.team import Team
-from .presentation import load_tokenizer
+from .plan import Plan
 from .spec import Spec
 from .watch import Stages
-from .weights import Checkpoint, load_into, stored_bytes, stream_part
+from .weights import Checkpoint, load_into, stream_part
 from .weights.fingerprint import fingerprint
+from .weights.keymap import LAYERS
+from .weights.layer_files import LayerFiles
+from .weights.tensors import open_component
+from .weights.tokenizer import load_tokenizer
 
 
 class Parts:
@@ -41,12 +53,70 @@ class Parts:
         self.cache: Cache = Forgetful() if cache is None else cache
         self.parallel = parallel or Parallel.single()
         self.team = Team(self.parallel.control)
-        self.residency, self.residency_why = self._choose(residency)
-        self.adaln, self.adaln_why = self._choose_adaln(choices.adaln)
+        ranks = self.parallel.control.size
+        refused = refusals(choices.fp8, spec, ranks)
+        self._asked = Asked(residency, choices.adaln, choices.row_chunk, ranks, refused)
+        self._free = free_memory(choices.host_memory, free_device(choices))
+        self._choice = self._choose(*usual(spec))
         self._modules: dict[str, Any] = {}
         # These outlive every stage: their tables are what reading the projections again would cost.
         self._tables: dict[str, PrecomputedModulation] = {}
+        # Likewise the layers in host memory, the most recently used last.
+        self._hosted: OrderedDict[str, Hosted] = OrderedDict()
+        self._fetched: dict[str, dict[str, int]] = {}
         self._tokenizer: Any = None
+
+    @property
+    def residency(self) -> str:
+        """The residency of the running request, before the first that of a usual one."""
+        return self._choice.residency
+
+    @property
+    def adaln(self) -> str:
+        """`live` or `precompute`, likewise."""
+        return self._choice.adaln
+
+    @property
+    def row_chunk(self) -> int:
+        """Packed rows at a time, 0 for all, likewise."""
+        return self._choice.row_chunk
+
+    @property
+    def why(self) -> dict[str, str]:
+        """The reasons of these three."""
+        return dict(self._choice.why)
+
+    @property
+    def mode(self) -> Mode:
+        """What the residency means."""
+        return MODES[self.residency]
+
+    def arrange(self, plan: Plan, layout: PackedLayout) -> None:
+        """Choose anew for a request; parts that would then be kept otherwise leave. Raises ConfigError."""
+        rows = dict.fromkeys(("text", "video", "audio"), 0)
+        for segment in layout.segments:
+            rows[segment.kind] += segment.rows
+        before, self._choice = self._choice, self._choose(plan, rows)
+        self._fetched = {}
+        kept = partitions_kept(self.residency, plan.partition, self.spec)
+
+        def stays(name: str) -> bool:
+            kind, _, partition = name.partition(":")
+            alike = before.residency == self.residency and (kind != "modulation" or before.adaln == self.adaln)
+            return alike and (not partition or partition in kept)
+
+        staying = [name for name in self._modules if stays(name)]
+        if len(staying) < len(self._modules):
+            self.keep_only(*staying)
+
+    def memory(self) -> dict[str, Any]:
+        """For the report: what was chosen and why, and the layers that were brought to the device, by part."""
+        choice = self._choice
+        need = {"device": choice.device_bytes, "host": choice.host_bytes}
+        return {
+            "residency": choice.residency, "adaln": choice.adaln, "row_chunk": choice.row_chunk, "why": self.why,
+            "predicted_bytes": need, "fetched": self._fetched,
+        }  # fmt: skip
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -76,7 +146,8 @@ class Parts:
 
     @contextmanager
     def resident(self, stages: Stages, *names: str) -> Iterator[None]:
-        """Have `names` loaded inside the block; afterwards `stages` residency lets them go. Raises CheckpointError."""
+        """Have `names` loaded inside the block; afterwards those go that the residency does not keep. Raises
+        CheckpointError."""
         missing = [name for name in names if name not in self._modules]
         if missing:
             with stages.stage("load", len(missing)):
@@ -88,8 +159,19 @@ class Parts:
         try:
             yield
         finally:
-            if self.residency == "stages":
-                self.keep_only(*(name for name in self._modules if name not in names))
+            for name in names:
+                self._count(name)
+            leaving = [name for name in names if not self.mode.keeps(name)]
+            if leaving:
+                self.keep_only(*(name for name in self._modules if name not in leaving))
+
+    def check_files(self, *names: str) -> None:
+        """Look at the headers of all files that `names` lie in, unless they are loaded: a damaged download is known before
+        anything is computed from the rest. Raises CheckpointError."""
+        unloaded = [name.partition(":") for name in names if name not in self._modules]
+        components = [self.checkpoint.component(part, partition or None) for part, _, partition in unloaded]
+        for component in dict.fromkeys(components):
+            open_component(component, self.spec)
 
     def keep_only(self, *names: str) -> None:
         """Let every other part go, and what the allocator has set aside."""
@@ -106,13 +188,37 @@ class Parts:
             return self._tables.setdefault(name, self._tabulate(name))
         with torch.device("meta"):
             module = self._build(name)
-        return load_into(module, self.checkpoint, self.spec, name, self.choices.device)
+        if self.mode.streams(name):
+            return self._streamed(name, module)
+        module = load_into(module, self.checkpoint, self.spec, name, self.choices.device)
+        fp8 = self.choices.fp8
+        if isinstance(module, DiT) and fp8 is not None and fp8.steps:
+            with torch.device("meta"):
+                wide = DiT(self.spec.dit, self.choices.ops, self.parallel, self.choices.dtype)
+            load_into(wide, self.checkpoint, self.spec, name, self.choices.device)
+            return Stepwise(module, wide, fp8.steps)
+        return self._stored(module)
+
+    def _stored(self, module: nn.Module) -> Any:
+        """The conditioner with its weights spread over ranks, where they are to be."""
+        stored = self.parallel.stored
+        if not isinstance(module, TextEncoder) or stored.size == 1:
+            return module
+        from .parallel.fully_sharded import Gathered
+
+        return Gathered(module, module.gathered_parts(), stored, self.choices.device)
+
+    def _kinds(self) -> dict[int, Kind]:
+        fp8, layers = self.choices.fp8, self.spec.dit.layers
+        if fp8 is None:
+            return {}
+        return dict.fromkeys(range(fp8.blocks, layers - fp8.blocks), quantized_kind(self.choices.fp8_ops))
 
     def _build(self, name: str) -> nn.Module:
         spec, dtype = self.spec, self.choices.dtype
         kind = name.partition(":")[0]
         if kind == "dit":
-            return DiT(spec.dit, self.choices.ops, self.parallel, dtype)
+            return DiT(spec.dit, self.choices.ops, self.parallel, dtype, self._kinds())
         if kind == "modulation":
             return LiveModulation(spec.dit, dtype)
         if kind == "text_encoder":
@@ -120,7 +226,8 @@ class Parts:
         if kind == "video_encoder":
             return VideoEncoder(spec.video, self.parallel.every)
         if kind == "video_decoder":
-            return VideoDecoder(spec.video, self.choices.vae_compute, self.parallel.every)
+            passes = vit.choose(self.choices.ops.name, self.choices.device)
+            return VideoDecoder(spec.video, self.choices.vae_compute, self.parallel.every, passes)
         return AudioEncoder(spec.audio) if kind == "audio_encoder" else AudioDecoder(spec.audio)
 
     def _tabulate(self, name: str) -> PrecomputedModulation:
@@ -132,23 +239,54 @@ class Parts:
         dit, choices = self.spec.dit, self.choices
         return PrecomputedModulation(dit, choices.dtype, choices.device, source, version, parallel=self.parallel)
 
-    def _choose_adaln(self, adaln: str) -> tuple[str, str]:
-        """`auto` spends memory on the projections only where everything stays loaded anyway."""
-        if adaln != "auto":
-            return adaln, "asked for"
-        precompute = self.residency != "all" and self.choices.device.type == "cuda"
-        return "precompute" if precompute else "live", f"auto: {self.residency} residency on {self.choices.device.type}"
+    def _choose(self, plan: Plan, rows: Mapping[str, int]) -> Choice:
+        choices, parallel = self.choices, self.parallel
+        setting = Setting(
+            choices.device.type, choices.dtype.itemsize, choices.vae_compute.itemsize, choices.tile_batch, "all",
+            ops=choices.ops.name, sp=parallel.sp.size, tp=parallel.tp.size, text=parallel.text.size, fp8=choices.fp8,
+        )  # fmt: skip
+        # every rank has memory of its own, and all must choose alike
+        return self.team.first(lambda: choose(self._asked, plan, rows, self.spec, setting, self._free))
 
-    def _choose(self, residency: str) -> tuple[str, str]:
-        """`auto` keeps everything where it fits with a fifth of the free device memory to spare, otherwise `stages`."""
-        if residency != "auto":
-            return residency, "asked for"
-        if self.choices.device.type != "cuda":
-            return "all", "auto on cpu"
-        free, _ = torch.cuda.mem_get_info(self.choices.device)
-        tables = self.choices.adaln == "precompute"
-        names = [name for name in self.names if not (tables and name.startswith("modulation:"))]
-        ranks = {"dit": self.parallel.tp.size, "text_encoder": self.parallel.text.size}
-        need = sum(stored_bytes(self.spec, name) // ranks.get(name.partition(":")[0], 1) for name in names)
-        fits = need <= free * RESIDENT_SHARE
-        return ("all" if fits else "stages"), f"auto: {need / 2**30:.1f} GiB of weights, {free / 2**30:.1f} GiB free"
+    def _streamed(self, name: str, module: nn.Module) -> nn.Module:
+        """`module`, a part on the meta device, loaded but for its layers, which come when they are asked for."""
+        device, prefix = self.choices.device, LAYERS[name.partition(":")[0]]
+        path, _, leaf = prefix.removesuffix(".").rpartition(".")
+        owner = module.get_submodule(path)
+        layers = getattr(owner, leaf)
+        setattr(owner, leaf, Streamed(layers, self._source(name, [Shelf.of(layer) for layer in layers]), device))
+        return load_into(module, self.checkpoint, self.spec, name, device, apart=prefix)
+
+    def _source(self, name: str, shelves: Sequence[Shelf]) -> Source:
+        """Where the layers of a part come from: host memory, where those of other parts make room, or the files."""
+        if name not in self._hosted:
+            files = LayerFiles(self.checkpoint, self.spec, name)
+            if self.mode.mapped:
+                return Staged(shelves, files.read, self.choices.device)
+            need = sum(shelf.size for shelf in shelves)
+            for other in [other for other in self._hosted if other not in self._modules]:
+                taken = need + sum(hosted.nbytes for hosted in self._hosted.values())
+                if self._free.host is not None and taken * NEAR > self._free.host:
+                    del self._hosted[other]
+            self._hosted[name] = Hosted(shelves, files.read, self.choices.device)
+        self._hosted.move_to_end(name)
+        return self._hosted[name]
+
+    def _count(self, name: str) -> None:
+        """Add what a part has fetched to the request's account."""
+        module = self._modules.get(name)
+        for layers in module.modules() if isinstance(module, nn.Module) else ():
+            if not isinstance(layers, Streamed):
+                continue
+            account = self._fetched.setdefault(name, {"layers": 0, "bytes": 0})
+            account["layers"] += layers.fetched
+            account["bytes"] += layers.fetched_bytes
+
+
+def free_device(choices: Choices) -> int | None:
+    """Bytes of the device that this process may have: what is free, and what it holds already. None for a CPU."""
+    if choices.device.type != "cuda":
+        return None
+    free, total = torch.cuda.mem_get_info(choices.device)
+    share = torch.cuda.memory.get_per_process_memory_fraction(choices.device)
+    return min(free + torch.cuda.memory_reserved(choices.device), int(total * share))

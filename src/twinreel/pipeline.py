@@ -22,6 +22,7 @@ from .media.read import prepare, read_source
 from .media.remote import fetched
 from .models.dit import DiT, make_row_state
 from .models.modulation import Modulation, StepRows, step_rows
+from .models.quantized import Stepwise, each_step
 from .noise import ConditionLatents, Rows, initial_rows, sample_posterior
 from .output.latents import Latents
 from .parts import Parts
@@ -63,11 +64,15 @@ class Settled:
 def sample(
     request: Request, parts: Parts, stages: Stages, vote: Vote, *, planned: Callable[[Plan], None] | None = None
 ) -> Latents:
-    """Everything up to the latents. Raises RequestError before any weight is loaded; `planned` may raise one more."""
+    """Everything up to the latents. Raises RequestError, also what `planned` raises, and CheckpointError for files that are
+    not whole, before any weight is loaded."""
     team = parts.team
     with stages.stage("read"):
         settled = team.first(partial(settle, request, parts, planned, stages.tell))
+        needed = f"dit:{settled.plan.partition}", "text_encoder", "video_decoder", "audio_decoder"
+        team.first(partial(parts.check_files, *needed))
         part = shard(settled.layout, parts.parallel.sp.size, parts.parallel.sp.rank)
+        parts.arrange(settled.plan, settled.layout)
         options = parse_policy(request.policy)
         policy = team.together(lambda: make_policy(options, policy_setting(settled, part, parts)))
         stages.gate()
@@ -87,6 +92,7 @@ def sample(
         "rows": [vars(segment) for segment in settled.layout.segments],
         "policy": policy.report(),
         "adaln": denoised["adaln"],
+        "memory": parts.memory(),
         "conditioning": encoded.cache,
         "flags": {"encode": encoded.flags, "denoise": denoised["flags"]},
     }
@@ -265,36 +271,50 @@ def run_steps(work: Work, rows: Rows, parts: Parts, stages: Stages) -> tuple[Row
             stages.boundary("velocity", vars(whole(velocity)), step, sigmas.calls)
         stages.tell(step + 1, sigmas.calls)
 
+    reserve(part, parts)
     with parts.resident(stages, *names):
         dit, modulation = (parts[name] for name in names)
         steps = [step_timesteps(layout, sigmas, step) for step in range(sigmas.calls)]
         adaln = modulation.prepare([timesteps for timesteps, _ in steps], stages)
+        before = parts.lap()
         with stages.stage("denoise", sigmas.calls):
-            velocity_at = predictor(dit, modulation, work.text, part, steps)
+            velocity_at = predictor(dit, modulation, work.text, part, steps, row_chunk=parts.row_chunk)
             own, move = Rows(rows.video[part.video], rows.audio[part.audio]), parts.choices.ops.euler
             own = own.to(parts.choices.device)
             own = denoise(own, part.layout, sigmas, velocity_at, work.policy, watched_vote, move=move)
             rows = whole(own).to("cpu")
-    after = {"denoise": costs, "gather": parts.lap()}
-    return rows, {"flags": flags, "adaln": adaln, "communication": after}
+    costs_by_stage = {"prepare": before, "denoise": costs, "gather": parts.lap()}
+    return rows, {"flags": flags, "adaln": adaln, "communication": costs_by_stage}
+
+
+def reserve(part: Shard, parts: Parts) -> None:
+    """Room for what the blocks exchange of this request; no more than what an earlier one has made room for, if that is
+    enough."""
+    dit, dtype = parts.spec.dit, parts.choices.dtype
+    parts.parallel.reserve(part.layout.tags_S.shape[0], dit.heads, dit.head_dim * dtype.itemsize)
 
 
 def predictor(
-    dit: DiT, modulation: Modulation, text: Tensor, part: Shard, steps: Sequence[tuple[Tensor, Tensor]]
-) -> VelocityAt:
+    model: DiT | Stepwise, modulation: Modulation, text: Tensor, part: Shard, steps: Sequence[tuple[Tensor, Tensor]],
+    *, row_chunk: int = 0,
+) -> VelocityAt:  # fmt: skip
     """The model as a function of step and rows: what does not change over steps is computed here, once a request.
 
-    `steps`: `step_timesteps` of each step, of all rows; `modulation` is prepared for them.
+    `steps`: `step_timesteps` of each step, of all rows; `modulation` is prepared for them. `row_chunk`: see `RowState`.
     """
     device, own = text.device, part.layout
+    dits = each_step(model, len(steps))
+    dit = dits[0]  # what is made here once is the same in all of them
     indices = own.text_indices, own.video_indices, own.audio_indices
-    at = make_row_state(own.positions_S3, own.tags_S, indices, dit.spec, dit.dtype, device, used=part.used)
+    at = make_row_state(
+        own.positions_S3, own.tags_S, indices, dit.spec, dit.dtype, device, used=part.used, chunk=row_chunk
+    )
     refined = dit.refine(text)[part.text]
     # the prompt's first row has the target video's timestep, and so has padding
     read = static_rows([part.take(rows, int(rows[0])) for _, rows in steps], at.tags)
 
     def velocity_at(step: int, rows: Rows) -> Rows:
-        return Rows(*dit(rows.video, rows.audio, refined, at, modulation.step(steps[step][0], read[step])))
+        return Rows(*dits[step](rows.video, rows.audio, refined, at, modulation.step(steps[step][0], read[step])))
 
     return velocity_at
 

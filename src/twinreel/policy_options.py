@@ -136,9 +136,12 @@ def _parse(text: str) -> PolicyOptions:
         if preset not in PRESETS:
             raise _error(f"forecast has no preset {preset!r}; use {', '.join(PRESETS)}")
         values = dict(vars(PRESETS[preset]))
-    hints = get_type_hints(kind)
+    hints, given = get_type_hints(kind), set[str]()
     for word in words:
         key, equals, value = word.partition("=")
+        if key in given:
+            raise _error(f"{key} was given twice in {text!r}; keep one")
+        given.add(key)
         if key not in hints or not equals:
             known = ", ".join(hints) or "none"
             raise _error(f"{word!r} is not field=value of {name}; its fields are {known}")

@@ -6,19 +6,17 @@ Shapes: `L` prompt tokens, `n` frames, `P` patches.
 
 from __future__ import annotations
 
-import json
 import math
-import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 
-from .errors import CheckpointError, RequestError
+from .errors import RequestError
 from .sources import Prepared
-from .spec import FPS, PROJECT_TOKENS, TAG_TEXT, TAG_VIDEO, ProcessorSpec, Spec, TextSpec
+from .spec import FPS, TAG_TEXT, TAG_VIDEO, ProcessorSpec, Spec
+from .weights.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -27,71 +25,6 @@ if TYPE_CHECKING:
 
 SAMPLED_FPS = 2  # the rate at which the conditioner sees a video
 TEXT_TYPE, PAD_TYPES = 0, {"image": 1, "video": 2}
-
-
-@dataclass(frozen=True)
-class Tokenizer:
-    """transformers' tokenizer of a checkpoint and the ids of the seven project tokens in it."""
-
-    backend: Any
-    project: Mapping[str, int]
-
-    def encode(self, text: str) -> list[int]:
-        """Ids of one text piece; of all special tokens only the project's are recognised in it (SPEC 3.1)."""
-        ids: list[int] = []
-        # Cut at the project tokens by hand: the backend either recognises all special tokens or none, and a person's
-        # "<|vision_start|>" must not open a vision block. The backend cuts at added tokens before anything else too.
-        for piece in re.split(f"({'|'.join(map(re.escape, PROJECT_TOKENS))})", text):
-            if piece in self.project:
-                ids.append(self.project[piece])
-            elif piece:
-                ids += self.backend(piece, add_special_tokens=False, split_special_tokens=True)["input_ids"]
-        return ids
-
-
-def load_tokenizer(folder: Path | str, text: TextSpec | None = None) -> Tokenizer:
-    """Read a tokenizer folder (vocab.json, merges.txt, tokenizer_config.json; or tokenizer.json).
-
-    With `text` the ids of the vision tokens are checked against the checkpoint's config. Raises CheckpointError when
-    the folder is not a tokenizer, lacks a project token or disagrees with the config.
-    """
-    from transformers.models.qwen2.tokenization_qwen2 import Qwen2Tokenizer
-
-    folder = Path(folder)
-    if not any((folder / name).is_file() for name in ("vocab.json", "tokenizer.json")):
-        raise CheckpointError(f"{folder}: no vocab.json and no tokenizer.json; this is not a tokenizer folder")
-    try:
-        for path in sorted(folder.glob("*.json")):  # the Rust reader raises a bare Exception for damaged files
-            json.loads(path.read_text(encoding="utf-8"))
-        backend = Qwen2Tokenizer.from_pretrained(str(folder), local_files_only=True)
-    except (OSError, ValueError) as error:
-        raise CheckpointError(f"{folder}: the tokenizer cannot be read ({error})") from error
-    vocabulary = backend.get_vocab()
-    if missing := [token for token in PROJECT_TOKENS if token not in vocabulary]:
-        raise CheckpointError(
-            f"{folder}: the tokenizer lacks {', '.join(missing)}; additional_special_tokens in its "
-            "tokenizer_config.json must list the seven project tokens"
-        )
-    if text is not None:
-        _check_vision_tokens(folder, vocabulary, text)
-    return Tokenizer(backend, {token: vocabulary[token] for token in PROJECT_TOKENS})
-
-
-def _check_vision_tokens(folder: Path, vocabulary: Mapping[str, int], text: TextSpec) -> None:
-    expected = {
-        "<|vision_start|>": text.vision_start_token,
-        "<|vision_end|>": text.vision_end_token,
-        "<|image_pad|>": text.image_token,
-        "<|video_pad|>": text.video_token,
-    }
-    for token, id_ in expected.items():
-        if vocabulary.get(token) != id_:
-            raise CheckpointError(
-                f"{folder}: {token} is {vocabulary.get(token)} in the tokenizer and {id_} in the text encoder's "
-                "config; the two belong to different checkpoints"
-            )
-    if (largest := max(vocabulary.values())) >= text.vocab:
-        raise CheckpointError(f"{folder}: token id {largest} lies outside the text encoder's {text.vocab} embeddings")
 
 
 @dataclass(frozen=True)

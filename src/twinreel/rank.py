@@ -7,11 +7,12 @@ import queue
 import signal
 import sys
 import threading
+import time
 from collections.abc import Mapping
 from multiprocessing.connection import Connection
 from typing import TYPE_CHECKING, Any
 
-from .launch import get, put, seat
+from .launch import PULSE, get, put, seat
 from .parallel.team import is_agreed, portable
 from .watch import Event
 
@@ -27,6 +28,7 @@ class Line:
         self._speaking = threading.Lock()
         self._orders: queue.SimpleQueue[tuple[Any, ...]] = queue.SimpleQueue()
         self._cancelled: set[int] = set()
+        self._working = False
 
     def settings(self) -> Any:
         """What comes first."""
@@ -44,9 +46,18 @@ class Line:
             else:
                 self._orders.put((kind, *values))
 
+    def pulse(self) -> None:
+        """While an order is carried out say again and again that this process runs, whatever its work waits for."""
+        while True:
+            time.sleep(PULSE)
+            with self._speaking:
+                if self._working:
+                    put(self._connection, ("alive",))
+
     def next(self) -> tuple[int, str, tuple[Any, ...], bool]:
         """The next order's number, its working folder, what it is, and whether the values between stages are wanted."""
         _, number, folder, order, followed = self._orders.get()
+        self._working = True
         return number, folder, order, followed
 
     def cancelled(self, number: int) -> bool:
@@ -54,8 +65,9 @@ class Line:
         return number in self._cancelled
 
     def say(self, kind: str, *values: Any) -> None:
-        """Tell the other end."""
+        """Tell the other end; how an order has ended is the last that it hears of it."""
         with self._speaking:
+            self._working &= kind not in ("done", "failed")
             put(self._connection, (kind, *values))
 
 
@@ -66,7 +78,8 @@ def main() -> int:
         signal.signal(word, signal.SIG_IGN)  # the process that started us decides what they mean
     line = Line(Connection(descriptors[0]))
     config, cache = line.settings()
-    threading.Thread(target=line.listen, daemon=True).start()
+    for background in (line.listen, line.pulse):
+        threading.Thread(target=background, daemon=True).start()
     try:
         from .engine import Engine
 

@@ -230,11 +230,11 @@ def _check_canvas(request: Request, spec: Spec) -> None:
         raise RequestError("size", "cannot be combined with aspect or short_edge; give one of them")
     if not isinstance(request.size, tuple) or len(request.size) != 2:
         raise RequestError("size", f"got {shown(request.size)}; give (width, height)")
-    for value in request.size:
-        limits.sides(spec).check("size", value)
+    for field, value in zip(("size.width", "size.height"), request.size, strict=True):
+        limits.sides(spec).check(field, value)
         if value % spec.multiple:
             nearest = max(spec.multiple, round(value / spec.multiple) * spec.multiple)
-            raise RequestError("size", f"{value} is not a multiple of {spec.multiple}; the nearest is {nearest}")
+            raise RequestError(field, f"{value} is not a multiple of {spec.multiple}; the nearest is {nearest}")
     check_ratio("size", *request.size)
 
 
@@ -246,7 +246,7 @@ def _check_sampling(request: Request, spec: Spec) -> None:
     if request.shifts is not None:
         if not isinstance(request.shifts, tuple) or len(request.shifts) != 2:
             raise RequestError("shifts", f"got {shown(request.shifts)}; give two numbers, video and audio")
-        for value in request.shifts:
-            limits.SHIFTS.check("shifts", value)
+        for field, value in zip(("shifts.video", "shifts.audio"), request.shifts, strict=True):
+            limits.SHIFTS.check(field, value)
     check_choice("noise", request.noise, limits.NOISE_SCHEMES)
     parse_policy(request.policy)

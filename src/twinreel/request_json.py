@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import json
+import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -51,26 +52,103 @@ REFUSED = {
     "enable_frame_interpolation": _ENLARGE,
     **dict.fromkeys(TARGET, "it belongs inside target"),
 }
+# Where `Request`'s own fields stand in the JSON.
+PLACES = {
+    "duration": "target.duration_seconds",
+    "aspect": "target.aspect_ratio",
+    "size": "target.width",
+    "size.width": "target.width",
+    "size.height": "target.height",
+    "short_edge": "target.short_edge",
+    "steps": "num_inference_steps",
+    "shifts": "flow_shift",
+    "shifts.video": "flow_shift",
+    "shifts.audio": "audio_flow_shift",
+    "keyframes": "conditions",
+    "references": "conditions",
+}
+ITEM_PLACES = {"image": "uri", "source": "uri", "index": "frame_index", "kind": "type"}
+ITEM_PLACES |= {"start": "start_time_seconds", "end": "end_time_seconds", "fit": "fit"}
+
+
+def json_place(name: str, conditions: Any = None) -> str:
+    """The JSON path of one of `Request`'s fields: `references[1].source` is `conditions[2].uri` after a keyframe.
+
+    `conditions` are the JSON's; without them all are taken to be of one role, as they are in every task.
+    """
+    found = re.fullmatch(r"(keyframes|references)\[(\d+)\](?:\.(\w+))?", name)
+    if found is None:
+        return PLACES.get(name, name)
+    number = int(found[2])
+    if conditions is not None:
+        role = found[1].removesuffix("s")
+        items = conditions if isinstance(conditions, list) else []
+        places = [i for i, item in enumerate(items) if isinstance(item, Mapping) and item.get("role") == role]
+        if number >= len(places):
+            return "conditions"
+        number = places[number]
+    rest = f".{ITEM_PLACES.get(found[3], found[3])}" if found[3] else ""
+    return f"conditions[{number}]{rest}"
+
+
+def named_in_json(error: RequestError, conditions: Any = None) -> RequestError:
+    """`error` with its field where `json_place` finds it."""
+    return _renamed(error, json_place(error.field, conditions))
+
+
+def named_in_request(error: RequestError, request: Request) -> RequestError:
+    """The other way round: a server's `error`, which speaks of JSON, with the field of `request` that it means."""
+    names = [name for name in PLACES if name not in ("size", "shifts", "keyframes", "references")]
+    for role, medium, items in (
+        ("keyframes", "image", request.keyframes),
+        ("references", "source", request.references),
+    ):
+        names += [role] * bool(items)
+        for i in range(len(items)):
+            rests = (medium, *ITEM_PLACES.keys() - {"image", "source"})
+            names += [f"{role}[{i}]", *(f"{role}[{i}].{rest}" for rest in rests)]
+    return _renamed(error, next((name for name in names if json_place(name) == error.field), error.field))
+
+
+def _renamed(error: RequestError, field: str) -> RequestError:
+    made = RequestError(field, str(error).removeprefix(f"{error.field}: "))
+    for note in getattr(error, "__notes__", ()):
+        made.add_note(note)
+    return made
 
 
 def parse_json(text: str | bytes) -> Request:
-    """A `Request` from JSON text. Duplicate keys, NaN and infinities are refused. Raises RequestError."""
+    """A `Request` from JSON text; see `parse_object` and `request_from_json`. Raises RequestError."""
+    return request_from_json(parse_object(text))
+
+
+def parse_object(text: str | bytes, name: str = "request") -> dict[str, Any]:
+    """A JSON object; duplicate keys, NaN, infinities and anything else are refused. RequestError names `name`."""
 
     def pairs(items: list[tuple[str, Any]]) -> dict[str, Any]:
-        keys = [key for key, _ in items]
-        for key in keys:
-            if keys.count(key) > 1:
+        made: dict[str, Any] = {}
+        for key, value in items:
+            if key in made:
                 raise RequestError(_printable(key), "stands twice in one JSON object; keep one")
-        return dict(items)
+            made[key] = value
+        return made
 
-    def constant(name: str) -> Any:
-        raise RequestError("request", f"holds {name}, which is not a JSON number; leave the field out")
+    def constant(word: str) -> Any:
+        raise RequestError(name, f"holds {word}, which is not a JSON number; leave the field out")
 
     try:
+        # UTF-8 and nothing else (RFC 8259): left to itself, json.loads guesses UTF-16 and UTF-32 from bytes
+        text = text.decode() if isinstance(text, bytes) else text
         body = json.loads(text, object_pairs_hook=pairs, parse_constant=constant)
-    except (ValueError, RecursionError) as error:  # damaged, not UTF-8, too deep, or a number of thousands of digits
-        raise RequestError("request", f"is not JSON: {error}") from None
-    return request_from_json(body)
+    except UnicodeDecodeError:
+        raise RequestError(name, "is not UTF-8; save or send the JSON in that encoding") from None
+    except RecursionError:
+        raise RequestError(name, "holds objects or lists nested too deeply; a request has three levels") from None
+    except ValueError as error:  # damaged, or a number of thousands of digits
+        raise RequestError(name, f"is not JSON: {error}") from None
+    if not isinstance(body, dict):
+        raise RequestError(name, f"got {type(body).__name__}; a JSON object is needed")
+    return body
 
 
 def request_from_json(body: Any) -> Request:

@@ -7,6 +7,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from .errors import RequestError
+
 
 @dataclass(frozen=True, eq=False)
 class Picture:
@@ -19,6 +21,9 @@ class Picture:
 
     pixels: NDArray[np.uint8]
     notes: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        _check_notes(self.notes)
 
 
 @dataclass(frozen=True, eq=False)
@@ -36,6 +41,9 @@ class Sound:
     rate: int
     cut: bool = False
     notes: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        _check_notes(self.notes)
 
     @property
     def seconds(self) -> float:
@@ -61,6 +69,9 @@ class Clip:
     cut: bool = False
     notes: tuple[str, ...] = ()
 
+    def __post_init__(self) -> None:
+        _check_notes(self.notes)
+
     @property
     def seconds(self) -> float:
         """Length of the picture in seconds."""
@@ -68,6 +79,11 @@ class Clip:
 
 
 Source = Picture | Clip | Sound
+
+
+def _check_notes(notes: object) -> None:
+    if not isinstance(notes, tuple) or not all(isinstance(note, str) for note in notes):
+        raise RequestError("notes", f"got {notes!r:.80}; a tuple of texts is needed, or leave it out")
 
 
 def notes_of(source: Source) -> tuple[str, ...]:

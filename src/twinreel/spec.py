@@ -35,7 +35,10 @@ PROJECT_TOKENS = (
 
 @dataclass(frozen=True)
 class DiTSpec:
-    """The single-stream DiT (SPEC 1.2). Widths in elements; `dtype` is the stored dtype outside the fp32 islands."""
+    """The single-stream DiT (SPEC 1.2). Widths in elements; `dtype` is the stored dtype outside the fp32 islands.
+
+    fp8_edge: the trunk's linears are stored in e4m3 but for so many blocks at either end; None: nowhere.
+    """
 
     hidden: int = 5376
     layers: int = 50
@@ -56,6 +59,12 @@ class DiTSpec:
     qk_norm_eps: float = 1e-5
     final_norm_eps: float = 1e-5
     dtype: str = "bfloat16"
+    fp8_edge: int | None = None
+
+    @property
+    def fp8_blocks(self) -> range:
+        """The blocks whose linears are in e4m3."""
+        return range(0) if self.fp8_edge is None else range(self.fp8_edge, self.layers - self.fp8_edge)
 
     @property
     def inner(self) -> int:
@@ -85,7 +94,7 @@ class TextSpec:
     rope_theta: float = 5e6
     mrope_section: tuple[int, int, int] = (24, 20, 20)
     tied_embeddings: bool = False
-    vision: Mapping[str, Any] = field(default_factory=dict)  # the vision_config block, handed to transformers as it is
+    vision: Mapping[str, Any] = field(default_factory=dict)  # the tower's sizes and activation, in transformers' names
     image_token: int = 151655
     video_token: int = 151656
     vision_start_token: int = 151652

@@ -1,17 +1,49 @@
-"""Ctrl-C and SIGTERM: a run ends at its next step or clip, in order; a second signal ends it at once."""
+"""Ctrl-C and SIGTERM: a run ends at its next step or clip, in order; a second signal ends it at once.
+
+Outside a run the first signal ends the command where it stands, in the same words and with the same exit codes.
+"""
 
 from __future__ import annotations
 
 import signal
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from types import FrameType, TracebackType
 from typing import Any
 
 from .errors import Cancelled
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
+
+
+class Stopped(KeyboardInterrupt):
+    """A signal ended the command where it stood; `signal` is its number. Like Ctrl-C, `except Exception` misses it."""
+
+    def __init__(self, number: int) -> None:
+        super().__init__(signal.Signals(number).name)
+        self.signal = number
+
+
+@contextmanager
+def stoppable() -> Iterator[None]:
+    """Inside the block a signal raises `Stopped`; the same one again, while things are put away, kills the process."""
+    before: dict[signal.Signals, Any] = {}
+
+    def stop(number: int, frame: FrameType | None) -> None:
+        signal.signal(number, signal.SIG_DFL)
+        raise Stopped(number)
+
+    try:
+        if threading.current_thread() is threading.main_thread():
+            for number in SIGNALS:
+                if signal.getsignal(number) is not signal.SIG_IGN:
+                    before[number] = signal.signal(number, stop)
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 class Stopping:
@@ -36,6 +68,8 @@ class Stopping:
         self._restore()
         if isinstance(error, Cancelled):
             error.signal = self.number
+        elif error is None and self.number is not None:
+            print("twinreel: it had no step left to stop at, and is finished", file=sys.stderr, flush=True)
 
     def heard(self) -> None:
         """Cancel again if a signal came before the run could hear it; for the watch of a run."""

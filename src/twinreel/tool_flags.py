@@ -1,4 +1,4 @@
-"""The flags of `compare` and `validate`; `tools.commands` runs them. Loads no torch."""
+"""The flags of `compare`, `validate` and `quantize`; `tools.commands` runs them. Loads no torch."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from typing import Annotated
 import tyro
 
 from .flags import Optional, ReportFlags
+from .precision import Fp8
 
 SETUP = (
     "key=value words, such as 'model=weights precision=bf16 policy=forecast:fast', or a .toml or .json file of them: "
@@ -69,7 +70,25 @@ class Validate:
     report: ReportFlags = field(default_factory=ReportFlags)
 
 
+@dataclass(frozen=True)
+class Quantize:
+    """Write weights whose DiT is in e4m3, for --precision fp8: half to read and keep. Not exact."""
+
+    source: tyro.conf.Positional[Path]
+    """Folder of the weights, either released layout or one partition."""
+    target: tyro.conf.Positional[Path]
+    """New folder to write, in the original layout; what is not quantized is linked where the file system can."""
+    blocks: int = Fp8.blocks
+    """Blocks at either end of the trunk that stay in bf16."""
+    report: ReportFlags = field(default_factory=ReportFlags)
+
+    def written(self) -> dict[str, str]:
+        """What a person wrote for the fields that are no flags."""
+        return {"source": "SRC, the first folder", "target": "DST, the second folder"}
+
+
 COMMANDS = (
     Annotated[Compare, tyro.conf.subcommand("compare")],
     Annotated[Validate, tyro.conf.subcommand("validate")],
+    Annotated[Quantize, tyro.conf.subcommand("quantize")],
 )

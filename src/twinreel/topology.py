@@ -3,18 +3,24 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from .config import Choices, EngineConfig
+from .config import Choices, EngineConfig, check_config, check_one_device, cuda_number, resolve
 from .errors import ConfigError
-from .launch import Seat
-from .spec import DiTSpec
+from .launch import PATIENCE, Seat
+from .machine import cuda_memory
+from .precision import check_weights, parse_precision, running
+from .spec import DiTSpec, Spec
 
 if TYPE_CHECKING:
-    from .parallel import Strategy
+    import torch
+
+    from .parallel import Parallel, Strategy
+    from .parallel.board import Board
     from .parallel.mesh import Mesh
+    from .parallel.ulysses import Relayout
 
 OVERLAPPED_CHUNKS = 2
 WEIGHTS_SHARE = 0.75  # of a device's memory may be weights of the DiT; rows, tables and kernels' buffers need the rest
@@ -29,6 +35,42 @@ class Sizes:
     kv_heads: int
     weights: int
     memory: int | None = None
+
+
+def sizes_of(spec: Spec, config: EngineConfig) -> Sizes:
+    """The sizes of a checkpoint and of this machine."""
+    from .weights import stored_bytes  # with torch
+
+    memory = min((each.total for each in cuda_memory()), default=None) if config.device != "cpu" else None
+    dit = f"dit:{spec.partitions[0].name}"
+    _, fp8 = parse_precision(config.precision)
+    weights = stored_bytes(replace(spec, dit=running(spec.dit, fp8)), dit)
+    weights += stored_bytes(spec, dit) if fp8 is not None and fp8.steps else 0
+    return Sizes(spec.dit.heads, spec.text.kv_heads, weights, memory)
+
+
+# What `check_config` and `cuda_number` settle by themselves; everything else is asked of torch and its kernels.
+SETTLED = (
+    "model", "components", "device", "residency", "host_memory", "row_chunk", "adaln", "threads", "allow_remote",
+)  # fmt: skip
+
+
+def check_choices(config: EngineConfig, spec: Spec) -> int | None:
+    """Refuse what every engine of `config` would refuse on this machine: the one check of `plan` and `serve`, which build
+    none. Starts no process and reads no weight; loads torch only for choices that need it.
+
+    Returns the CUDA device of the first rank, None for the CPU. Raises ConfigError.
+    """
+    check_config(config)
+    check_weights(config.precision, spec.dit, config.residency)
+    number = cuda_number(config.device, len(cuda_memory()))
+    if any(getattr(config, item.name) != item.default for item in fields(config) if item.name not in SETTLED):
+        count = num_ranks(config, None)
+        mesh, _ = choose_mesh(config, count, sizes_of(spec, config))
+        last = Seat(count - 1, count, count - 1, count) if count > 1 else None
+        choices = resolve(at_seat(config, last), spec.dit.head_dim)
+        choose_variant(config, mesh, choices, spec.dit)
+    return number
 
 
 def num_ranks(config: EngineConfig, place: Seat | None) -> int:
@@ -48,26 +90,34 @@ def choose_mesh(config: EngineConfig, count: int, sizes: Sizes) -> tuple[Mesh, d
     """
     from .parallel.mesh import Mesh
 
+    check_one_device(config, count)
     if sizes.heads % count:
         fits = [n for n in range(1, sizes.heads + 1) if sizes.heads % n == 0]
         raise ConfigError(f"gpus: got {count}; it must divide the {sizes.heads} heads: {', '.join(map(str, fits))}")
     tp, why = _choose_tp(config, count, sizes)
     sp = config.sp or count // tp
     if sp * tp != count:
-        raise ConfigError(f"sp, tp: {sp} times {tp} is not the number of ranks, {count}")
-    text = 1 if config.conditioner == "whole" else math.gcd(sizes.kv_heads, count)
-    reason = {"whole": "asked for", "split": "asked for"}.get(config.conditioner, "auto: less memory, loaded sooner")
-    if config.conditioner == "split" and count > 1 and text == 1:
-        raise ConfigError(f"conditioner: split cannot deal {sizes.kv_heads} key and value heads to {count} ranks")
-    return Mesh(sp, tp, text), {"sp, tp": why, "conditioner": reason}
+        raise ConfigError(f"sp, tp: {sp} times {tp} is not the number of ranks, {count}; leave one of them out")
+    text = 1 if config.conditioner in ("whole", "fsdp") else math.gcd(sizes.kv_heads, count)
+    reason = "auto: less memory, loaded sooner" if config.conditioner == "auto" else "asked for"
+    if config.conditioner == "fsdp" and count == 1:
+        raise ConfigError("conditioner: fsdp is for several ranks, this run has one; use whole or auto")
+    if config.conditioner == "split" and text == 1:
+        heads = f"{sizes.kv_heads} key and value heads"
+        why = f"cannot deal {heads} to {count} ranks" if count > 1 else "is for several ranks, this run has one"
+        raise ConfigError(f"conditioner: split {why}; use whole or auto")
+    return Mesh(sp, tp, text, count if config.conditioner == "fsdp" else 1), {"sp, tp": why, "conditioner": reason}
 
 
 def _choose_tp(config: EngineConfig, count: int, sizes: Sizes) -> tuple[int, str]:
+    for name in ("sp", "tp"):
+        value = getattr(config, name)
+        if value is not None and count % value:
+            ranks = f"{count} ranks" if count > 1 else "one rank"
+            raise ConfigError(f"{name}: got {value}, which does not divide {ranks}; change it, or gpus")
     if config.tp is not None:
         return config.tp, "asked for"
     if config.sp is not None:
-        if count % config.sp:
-            raise ConfigError(f"sp: got {config.sp}; it must divide the number of ranks, {count}")
         return count // config.sp, "sp was asked for"
     if sizes.memory is None:
         return 1, "auto: rows over all ranks"
@@ -79,31 +129,95 @@ def _choose_tp(config: EngineConfig, count: int, sizes: Sizes) -> tuple[int, str
     raise AssertionError("count divides itself")
 
 
-def choose_strategy(config: EngineConfig, mesh: Mesh, choices: Choices, dit: DiTSpec) -> tuple[Strategy, str, str]:
-    """What blocks call to attend, its name and why. Raises ConfigError for a variant that cannot run here."""
-    from .parallel import Local
-    from .parallel.ulysses import Relayout, Ulysses
+@dataclass(frozen=True)
+class Variant:
+    """How rows and heads change places, and why. `pushed`: over a board instead of the axis' all-to-all."""
+
+    name: str
+    why: str
+    relayout: Relayout | None = None
+    chunks: int = 1
+    pushed: bool = False
+
+    def strategy(self, board: Board | None = None) -> Strategy:
+        """What makes the object that blocks call."""
+        from .parallel import Local
+
+        if self.relayout is None:
+            return Local
+        from .parallel.ulysses import Ulysses
+
+        return partial(Ulysses, relayout=self.relayout, chunks=self.chunks, board=board)
+
+
+# Packed and overlapped are equal to plain on the CPU; two cards have yet to show it.
+AUTO = "auto: packed and overlapped are used where they are named"
+
+
+def choose_variant(config: EngineConfig, mesh: Mesh, choices: Choices, dit: DiTSpec) -> Variant:
+    """What to try on this machine, before ranks have met. Raises ConfigError for a variant that cannot run here."""
+    named = config.attend != "auto"
+    if mesh.sp == 1:
+        if named:
+            raise ConfigError(f"attend: {config.attend} is for rows over several ranks; this mesh has sp 1")
+        return Variant("local", "rows are on one rank")
+    from .parallel.ulysses import PLAIN
     from .parallel.ulysses import refusal as chunks_refusal
 
-    if mesh.sp == 1:
-        if config.attend != "auto":
-            raise ConfigError(f"attend: {config.attend} is for rows over several ranks; this mesh has sp 1")
-        return Local, "local", "rows are on one rank"
-    if config.attend in ("packed", "overlapped"):
-        heads, chunks = dit.heads // mesh.tp, OVERLAPPED_CHUNKS if config.attend == "overlapped" else 1
-        problem = chunks_refusal(heads, mesh.sp, chunks)
-        if problem is None and choices.ops.name != "triton":
-            problem = f"needs the triton table of ops, this run has {choices.ops.name}"
-        if problem is None:
-            from .ops import relayout
+    kernels, problem = _kernels(choices, dit, mesh)
+    problems = {
+        "plain": None,
+        "packed": problem,
+        "overlapped": chunks_refusal(dit.heads // mesh.tp, mesh.sp, OVERLAPPED_CHUNKS),
+    }
+    if named and (problem := problems[config.attend]):
+        raise ConfigError(f"attend: {config.attend}: {problem}; use plain")
+    name = config.attend if named else "plain"
+    relayout = PLAIN if name == "plain" or kernels is None else kernels
+    chunks = OVERLAPPED_CHUNKS if name == "overlapped" else 1
+    return Variant(name, "asked for" if named else AUTO, relayout, chunks, chunks > 1)
 
-            problem = relayout.refusal(choices.device, choices.dtype, dit.head_dim, heads // mesh.sp)
-        if problem:
-            raise ConfigError(f"attend: {config.attend}: {problem}; use plain")
-        packed = Relayout("packed", relayout.pack, relayout.merge)
-        return partial(Ulysses, relayout=packed, chunks=chunks), config.attend, "asked for"
-    why = "asked for" if config.attend == "plain" else "auto: no other variant has been measured to be faster"
-    return Ulysses, "plain", why
+
+def _kernels(choices: Choices, dit: DiTSpec, mesh: Mesh) -> tuple[Relayout | None, str | None]:
+    """The kernels that pack and merge, or why they cannot run."""
+    if choices.ops.name != "triton":
+        return None, f"needs the triton table of ops, this run has {choices.ops.name}"
+    from .ops import relayout
+    from .parallel.ulysses import Relayout
+
+    problem = relayout.refusal(choices.device, choices.dtype, dit.head_dim, dit.heads // mesh.tp // mesh.sp)
+    return (None, problem) if problem else (Relayout("packed", relayout.pack, relayout.merge), None)
+
+
+def settle_variant(variant: Variant, parallel: Parallel, choices: Choices, place: Seat) -> tuple[Parallel, Variant]:
+    """Try the pushing that `variant` asks for, now that the ranks have met. Raises ConfigError where it does not work."""
+    if not variant.pushed:
+        return replace(parallel, strategy=variant.strategy()), variant
+    board, problem = open_board(parallel, choices.device, place.local_world)
+    if board is None:
+        raise ConfigError(f"attend: {variant.name}: {problem}; use plain")
+    how = "the ranks write into each other's memory, tried at start-up"
+    variant = replace(variant, why=f"{variant.why}: {how}")
+    return replace(parallel, strategy=variant.strategy(board), board=board, chunks=variant.chunks), variant
+
+
+def open_board(parallel: Parallel, device: torch.device, local_ranks: int) -> tuple[Board | None, str | None]:
+    """A board over `sp` on which an exchange has worked, or why there is none; the same on all ranks."""
+    from .parallel.board import Board, HostMemory, PeerMemory, peer_refusal
+
+    sp, control = parallel.sp, parallel.control
+    allocate = partial(PeerMemory, sp, device, PATIENCE) if device.type == "cuda" else partial(HostMemory, sp)
+    problems = control.tell_all(peer_refusal(device, control.size, local_ranks))
+    if problem := next((said for said in problems if said), None):
+        return None, problem
+    board = Board(sp, control, device, allocate)
+    try:
+        problem = board.probe()
+    except RuntimeError as error:  # the driver's, when it will not share memory
+        problem = f"{type(error).__name__}: {str(error).splitlines()[0]}"
+    problems = control.tell_all(problem)
+    problem = next((said for said in problems if said), None)
+    return (None, problem) if problem else (board, None)
 
 
 def at_seat(config: EngineConfig, place: Seat | None) -> EngineConfig:
@@ -121,4 +235,5 @@ def at_seat(config: EngineConfig, place: Seat | None) -> EngineConfig:
 
 def describe_mesh(mesh: Mesh, attend: str) -> dict[str, Any]:
     """For reports and `doctor`."""
-    return {"ranks": mesh.size, "sp": mesh.sp, "tp": mesh.tp, "conditioner": mesh.text, "attend": attend}
+    conditioner = "fsdp" if mesh.stored > 1 else mesh.text
+    return {"ranks": mesh.size, "sp": mesh.sp, "tp": mesh.tp, "conditioner": conditioner, "attend": attend}

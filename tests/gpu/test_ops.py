@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 from torch import Tensor
 
 import op_cases as cases
 from op_model import check_model
-from twinreel.ops import select
+from twinreel.models.video_decoder import VideoDecoder
+from twinreel.ops import select, vit
+from twinreel.spec import VideoVAESpec
 
 pytestmark = [
     pytest.mark.gpu,
@@ -24,11 +28,12 @@ def kernels():  # noqa: ANN201
     return select("triton", CUDA, "sdpa")
 
 
-def test_named_kernels_are_used_and_auto_says_why_not() -> None:
+def test_kernels_are_what_auto_takes() -> None:
     assert select("triton", CUDA, dtype=torch.bfloat16).name == "triton"
     assert select("triton", CUDA, "sdpa", dtype=torch.float32).name == "triton"
     table = select("auto", CUDA, dtype=torch.bfloat16)
-    assert table.name == "reference" and "have not run" in table.why["ops"]
+    assert table.name == "triton" and table.why["ops"].startswith("auto")
+    assert select("auto", CUDA, dtype=torch.float16).name == "reference"
 
 
 @pytest.mark.parametrize("dtype", cases.DTYPES, ids=str)
@@ -46,6 +51,23 @@ def test_strided_rows(ops, dtype: torch.dtype) -> None:  # noqa: ANN001
 @pytest.mark.parametrize("heads", [*cases.HEADS, (56, 128, 48)], ids=str)
 def test_heads(ops, heads: tuple[int, int, int], dtype: torch.dtype) -> None:  # noqa: ANN001
     cases.check_heads(ops, heads, dtype, CUDA)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.float32], ids=str)
+def test_passes_of_the_video_decoder(dtype: torch.dtype) -> None:
+    cases.check_vit(dtype, CUDA)
+
+
+@pytest.mark.parametrize("compute", [torch.float16, torch.float32], ids=str)
+def test_a_video_decoder_with_kernels_has_the_bits_of_the_plain_one(compute: torch.dtype) -> None:
+    spec = replace(VideoVAESpec(), decoder_layers=2)
+    plain = VideoDecoder(spec, compute).to(CUDA)
+    for p in plain.parameters():
+        torch.nn.init.normal_(p, std=0.05)
+    other = VideoDecoder(spec, compute, ops=vit.choose("triton", torch.device(CUDA))).to(CUDA)
+    other.load_state_dict(plain.state_dict())
+    z = torch.randn(1, spec.latent_channels, 7, 20, 34, device=CUDA)
+    assert torch.equal(plain.decode(z, 3), other.decode(z, 3))
 
 
 @pytest.mark.parametrize("dtype", cases.DTYPES, ids=str)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from ..config import EngineConfig
 from ..errors import ConfigError
 
 
@@ -15,3 +16,10 @@ def bundled_model() -> Path:
             f"model: none was named and the bundled one is not at {folder}; install again, or name a folder"
         )
     return folder
+
+
+def model_folder(config: EngineConfig) -> Path | None:
+    """The folder that `config` means: the one it names, the bundled model, or None where its components are all."""
+    if config.model is not None:
+        return Path(config.model)
+    return None if config.components else bundled_model()

@@ -7,8 +7,10 @@ Requests go through the public `Engine`, as a person's would.
 from __future__ import annotations
 
 import json
+import multiprocessing
 import time
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -36,7 +38,7 @@ from .scenes import (
     sample_scene,
 )
 
-Generate = Callable[[Request], tuple[np.ndarray, np.ndarray]]
+ScoreAll = Callable[[Sequence["Trial"]], Iterator[dict[str, Any]]]
 FIRST_SEED = EVALUATION_SEED + 100_000  # apart from the scenes that training looks at now and then
 TASKS = ("t2va", "first", "last", "image", "image+audio")
 
@@ -172,18 +174,42 @@ def check_vaes(parts: Parts, count: int) -> dict[str, Any]:
 # ---- everything -----------------------------------------------------------------------------------------------------
 
 
-def evaluate(generate: Generate, parts: Parts, counts: dict[str, int], path: Path) -> dict[str, Any]:
-    """Run all trials (`counts` by task, and "vae"), writing `path` anew after each so that nothing is lost."""
+class Judge:
+    """One process's engine: makes and judges one trial after another."""
+
+    def __init__(self, model: Path, devices: Sequence[str], turns: Any = None) -> None:
+        # The public door, as a user of the package: evaluation is no part of what generates.
+        from twinreel import Engine, EngineConfig
+
+        device = devices[0] if turns is None else devices[turns.get() % len(devices)]
+        self.engine = Engine(EngineConfig(model=str(model), device=device, ops="reference"))
+
+    def __call__(self, trial: Trial) -> dict[str, Any]:
+        media = self.engine.generate(trial.request)
+        return judge(trial, media.video, media.audio)
+
+
+_judge: list[Judge] = []  # a worker's own
+
+
+def _begin(*arguments: Any) -> None:
+    torch.set_num_threads(1)
+    _judge.append(Judge(*arguments))
+
+
+def _score(trial: Trial) -> dict[str, Any]:
+    return _judge[0](trial)
+
+
+def evaluate(score_all: ScoreAll, counts: dict[str, int], path: Path, result: dict[str, Any]) -> dict[str, Any]:
+    """Run all trials (`counts` by task), writing `path` anew after each so that nothing is lost."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    result: dict[str, Any] = {}
-    if counts.get("vae"):
-        result["vae"] = check_vaes(parts, counts["vae"])
     for task in TASKS:
         scores: list[dict[str, Any]] = []
         failures: list[dict[str, Any]] = []
         begin = time.monotonic()
-        for trial in trials(task, counts.get(task, 0)):
-            found = judge(trial, *generate(trial.request))
+        asked = list(trials(task, counts.get(task, 0)))
+        for trial, found in zip(asked, score_all(asked), strict=True):
             scores.append(found)
             wrong = [name for name, value in found.items() if value is False or value is np.False_]
             if wrong:
@@ -194,16 +220,19 @@ def evaluate(generate: Generate, parts: Parts, counts: dict[str, int], path: Pat
     return result
 
 
-def main(model: Path, path: Path, count: int, device: str) -> None:
-    """`count` prompts of text to video, an eighth of that of every other task and for the VAEs."""
-    # The public door, as a user of the package: evaluation is no part of what generates.
-    from twinreel import Engine, EngineConfig
-
-    engine = Engine(EngineConfig(model=str(model), device=device))
-
-    def generate(request: Request) -> tuple[np.ndarray, np.ndarray]:
-        media = engine.generate(request)
-        return media.video, media.audio
-
-    counts = dict.fromkeys((*TASKS, "vae"), -(-count // 8)) | {"t2va": count}
-    print(json.dumps(evaluate(generate, engine.parts, counts, path), indent=1))
+def main(model: Path, path: Path, count: int, devices: Sequence[str], workers: int = 1) -> None:
+    """`count` prompts of text to video, an eighth of that of every other task and for the VAEs; `workers` processes
+    take turns on the devices."""
+    here = Judge(model, devices)
+    counts = dict.fromkeys(TASKS, -(-count // 8)) | {"t2va": count}
+    result = {"vae": check_vaes(here.engine.parts, -(-count // 8))}
+    if workers == 1:
+        found = evaluate(lambda asked: map(here, asked), counts, path, result)
+    else:
+        context = multiprocessing.get_context("spawn")
+        turns = context.Manager().Queue()
+        for turn in range(workers):
+            turns.put(turn)
+        with ProcessPoolExecutor(workers, context, _begin, (model, devices, turns)) as pool:
+            found = evaluate(lambda asked: pool.map(_score, asked), counts, path, result)
+    print(json.dumps(found, indent=1))

@@ -75,7 +75,7 @@ class DitRecipe:
 
     pace: Pace = Pace(batch=80, rate=1.2e-3)
     late: float = 0.3
-    scenes: int = 6144
+    scenes: int = 2560
     measured: int = 256
     unseen: int = 64
     shelves: tuple[tuple[tuple[int, int], int, float], ...] = (
@@ -86,11 +86,11 @@ class DitRecipe:
         ((224, 128), 158, 0.08),
     )
     tasks: tuple[tuple[str, float], ...] = (
-        ("t2va", 0.5),
-        ("first", 0.14),
-        ("last", 0.05),
+        ("t2va", 0.47),
+        ("first", 0.13),
+        ("last", 0.1),
         ("both", 0.06),
-        ("image", 0.1),
+        ("image", 0.09),
         ("image+audio", 0.09),
         ("video", 0.06),
     )

@@ -11,8 +11,6 @@ from .captions import write_captions
 from .world import (
     BACKGROUNDS,
     COLORS,
-    DETUNE,
-    FPS,
     HERTZ,
     PITCHES,
     PLACES,
@@ -25,7 +23,10 @@ from .world import (
 
 FLOOR = 14  # px, height of the floor stripe
 EDGE = 4  # px, kept free between a thing and the picture's edge
-FIRST, LAST = 0.3, 0.15  # seconds at the two ends without a contact, so that each is seen from both sides
+# Few rhythms, so that a small model gets them right: a bounce a second, a turn every two. All times are multiples of
+# 1/40 s, an audio latent; what appears does so on a frame too.
+BOUNCE, BOUNCES = 1.0, (0.3, 0.5, 0.7, 0.9)  # seconds: the period, and first contacts
+LAST = 0.15  # seconds before the end without a contact, so that each is seen from both sides
 PAIR_SHARE, SILENT_SHARE = 0.2, 0.04
 CENTRES = {"left": (0.18, 0.28), "middle": (0.46, 0.54), "right": (0.72, 0.82)}
 
@@ -90,14 +91,9 @@ def _across(random: Random, scene: Scene, place: str, margin: float) -> float:
 def _bounce(random: Random, scene: Scene, thing: Thing) -> Thing:
     room = scene.floor - 2 * thing.size - EDGE
     reach = random.uniform(0.72, 1.0) * min(room, 90)
-    while True:
-        period = random.uniform(0.9, 1.3)
-        start = random.uniform(FIRST, period)  # below one period: nothing lands before it
-        after = (scene.seconds - start) % period
-        if after > LAST:
-            break
+    start = random.choice([time for time in BOUNCES if (scene.seconds - time) % BOUNCE > LAST])
     x = _across(random, scene, thing.place, thing.size + EDGE)
-    return replace(thing, x=x, y=scene.floor - thing.size, start=start, period=period, reach=reach)
+    return replace(thing, x=x, y=scene.floor - thing.size, start=start, period=BOUNCE, reach=reach)
 
 
 def _slide(random: Random, scene: Scene, thing: Thing) -> Thing:
@@ -105,8 +101,8 @@ def _slide(random: Random, scene: Scene, thing: Thing) -> Thing:
     ends = [margin + random.uniform(0, 6), scene.width - margin - random.uniform(0, 6)]
     leftward = random.random() < 0.5
     x, end_x = reversed(ends) if leftward else ends
-    start = random.uniform(0.4, 1.0)
-    stop = start + random.uniform(2.2, min(3.6, scene.seconds - start - 0.4))
+    start = random.choice((0.5, 0.75, 1.0))
+    stop = start + random.choice([length for length in (2.5, 3.0, 3.5) if start + length < scene.seconds - 0.3])
     place = "right" if leftward else "left"
     return replace(thing, place=place, x=x, y=scene.floor - thing.size, start=start, stop=stop, end_x=end_x)
 
@@ -117,16 +113,16 @@ def _orbit(random: Random, scene: Scene, thing: Thing) -> Thing:
     margin = reach + thing.size + EDGE
     x = _across(random, scene, thing.place, margin)
     y = scene.height / 2 + random.uniform(-0.5, 0.5) * max(scene.height - 2 * margin, 0)
-    turn, period = random.choice((-1, 1)), random.uniform(1.5, 2.3)
-    return replace(
-        thing, x=x, y=y, place=place_of(x, scene.width), reach=reach, turn=turn, period=period, phase=random.random()
-    )
+    turn, period = random.choice((-1, 1)), 2.0
+    top = random.randrange(8) / 4  # when it first passes there
+    phase = (0.75 - turn * top / period) % 1.0
+    return replace(thing, x=x, y=y, place=place_of(x, scene.width), reach=reach, turn=turn, period=period, phase=phase)
 
 
 def _appear(random: Random, scene: Scene, thing: Thing) -> Thing:
     x = _across(random, scene, thing.place, thing.size + EDGE)
     y = random.uniform(0.35, 0.65) * scene.height
-    start = random.randint(FPS // 2, math.floor(0.55 * scene.frames)) / FPS
+    start = random.randint(2, math.floor(0.55 * scene.seconds * 4)) / 4
     return replace(thing, x=x, y=y, start=start)
 
 
@@ -143,8 +139,7 @@ def _give_sound(random: Random, thing: Thing, sound: str | None) -> Thing:
     if chosen == "none":
         return thing
     pitch = random.choice(PITCHES)
-    hertz = HERTZ[chosen][PITCHES.index(pitch)] * (1 + random.uniform(-DETUNE, DETUNE))
-    return replace(thing, sound=chosen, pitch=pitch, hertz=hertz)
+    return replace(thing, sound=chosen, pitch=pitch, hertz=HERTZ[chosen][PITCHES.index(pitch)])
 
 
 def _companion(random: Random, scene: Scene, first: Thing, color: str) -> Thing:

@@ -12,9 +12,9 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from .world import HOP, RATE, Scene, Thing, columns, positions, thing_events
+from .world import GRID, HOP, RATE, Scene, Thing, columns, positions, thing_events
 
-# (ratio to the fundamental, amplitude, decay time in seconds) of a struck sound.
+# (ratio to the fundamental, before rounding to the grid; amplitude; decay time in seconds) of a struck sound.
 BELL = ((1.0, 0.34, 0.26), (2.4, 0.16, 0.12), (4.1, 0.08, 0.03))
 CLICK = ((1.0, 0.6, 0.008),)
 STRIKES = {"bell": BELL, "click": CLICK}
@@ -56,13 +56,13 @@ def _widths(scenes: Sequence[Scene], device: torch.device) -> Tensor:
 
 
 def _struck(kind: str, hertz: Tensor, since: Tensor) -> Tensor:
-    """The struck sound `since` seconds after the blow (float64, silence before it): float32."""
+    """The struck sound `since` seconds after a blow on the grid (float64, silence before it): float32."""
     after = since >= 0
     since = since.clamp(min=0)
     soft = since.float()
     value = torch.zeros_like(soft)
     for ratio, amplitude, decay in STRIKES[kind]:
-        cycles = hertz * (ratio * since)
+        cycles = (hertz * ratio / GRID).round() * GRID * since
         value += amplitude * torch.exp(soft * (-1 / decay)) * _sine(cycles)
     return value * after
 

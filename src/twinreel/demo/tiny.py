@@ -38,8 +38,6 @@ def tiny_spec(dit_dtype: str = "bfloat16") -> Spec:
         "out_hidden_size": 48,
         "deepstack_visual_indexes": [1, 2, 3],
         "hidden_act": "gelu_pytorch_tanh",
-        "initializer_range": 0.02,
-        "model_type": "qwen3_vl",
     }
     return Spec(
         dit=DiTSpec(

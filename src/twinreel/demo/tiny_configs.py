@@ -88,7 +88,7 @@ def text_config(spec: Spec) -> Config:
             "rope_theta": text.rope_theta,
             "vocab_size": text.vocab,
         },
-        "vision_config": dict(text.vision),
+        "vision_config": {**text.vision, "initializer_range": 0.02, "model_type": "qwen3_vl"},
     }
 
 

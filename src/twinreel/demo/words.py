@@ -10,7 +10,7 @@ import json
 from functools import lru_cache
 from pathlib import Path
 
-from ..presentation import PROJECT_TOKENS
+from ..spec import PROJECT_TOKENS
 from .captions import SECTIONS, WORDS
 from .tiny_tokenizer import ADDED, SPECIAL, byte_letters
 

@@ -36,14 +36,16 @@ PLACES = ("left", "middle", "right")
 PITCHES = ("low", "middle", "high")
 SOUNDS = ("bell", "click", "buzz", "hum", "none")
 BACKGROUNDS: dict[str, int] = {"dark": 26, "grey": 112, "light": 222}
-# Hertz of low, middle, high; neighbours are a factor of at least 2.2 apart and a scene detunes by at most DETUNE.
+# An audio latent is 1/40 s. Every frequency is a multiple of 40 Hz and what sounds happens on the latents' grid, so a
+# tone looks the same in every latent: what is left to learn is which tone, how loud, and when.
+GRID = RATE // HOP
+# Hertz of low, middle, high; neighbours are a factor of at least 2.2 apart.
 HERTZ: dict[str, tuple[float, float, float]] = {
-    "bell": (330.0, 740.0, 1650.0),
-    "click": (500.0, 1200.0, 2900.0),
-    "buzz": (130.0, 290.0, 640.0),
-    "hum": (130.0, 290.0, 640.0),
+    "bell": (320.0, 720.0, 1640.0),
+    "click": (520.0, 1200.0, 2880.0),
+    "buzz": (120.0, 280.0, 640.0),
+    "hum": (120.0, 280.0, 640.0),
 }
-DETUNE = 0.02
 SOUNDS_OF: dict[str, tuple[str, ...]] = {
     "bounce": ("bell", "click"),
     "slide": ("buzz", "hum"),
@@ -59,7 +61,8 @@ MAX_THINGS = 2
 
 @dataclass(frozen=True)
 class Thing:
-    """One coloured shape, its motion and its sound.
+    """One coloured shape, its motion and its sound. Events fall on multiples of 1/40 s; an appearance on one of
+    1/4 s, which is on the frames' grid too.
 
     bounce: rests on the floor with its centre at (`x`, `y`) at the contacts `start + k * period`, rises by `reach`.
     slide: from `x` at `start` to `end_x` at `stop`, still before and after.

@@ -6,12 +6,15 @@ import base64
 import binascii
 import io
 import os
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
 from urllib.parse import unquote, urlsplit
 
 from ..errors import RequestError
+from ..policy_options import parse_policy
+from ..request import Request
 
 PICTURE, MEDIA, OTHER = "picture", "media", "other"
 HEAD = 4096
@@ -30,6 +33,22 @@ class Opened:
     family: str
     what: str
     demuxer: str | None = None
+
+
+def files_of(request: Request) -> list[Path]:
+    """The files on this machine that `request` names, its media and its policy's profile; reads none of them."""
+    sources = [item.image for item in request.keyframes] + [item.source for item in request.references]
+    # a PIL image that has not read its pixels yet knows its file
+    names = [
+        source if isinstance(source, str | os.PathLike) else getattr(source, "filename", None) for source in sources
+    ]
+    names.append(getattr(parse_policy(request.policy), "profile", None))
+    files = []
+    for text in map(os.fspath, filter(None, names)):
+        if isinstance(text, str) and "\0" not in text and text[:5].lower() != "data:":
+            with suppress(RequestError, RuntimeError):  # what cannot be opened is refused, in better words, where it is
+                files.append(_path_of(text, "source"))
+    return files
 
 
 def open_address(address: str | os.PathLike[str], field: str) -> Opened:

@@ -85,6 +85,7 @@ class _Reading:
         self.notes: tuple[str, ...] = ()
         self._lead = next(iter(readers.values()))
         self._undecoded = 0
+        self._reached = Fraction(0)  # where the last packet ends, wanted or not
         # a WAV from a pipe declares no end, and its last block is short
         self._open_end = not check_size(opened, field) and opened.demuxer == "wav"
         for stream in container.streams:
@@ -112,6 +113,9 @@ class _Reading:
         """Take packets until `enough()`; True when the file ended first."""
         streams = [stream for stream in self.container.streams if stream.index in self.readers]
         for packet in self.container.demux(streams):
+            if packet.pts is not None:
+                ends = Fraction((packet.pts + (packet.duration or 0)) * packet.time_base)
+                self._reached = max(self._reached, ends)
             # an empty packet in the middle (AVI's "show the last frame again") would end the decoder
             if (packet.size or packet.dts is None) and self.readers[packet.stream.index].wants(packet):
                 self._take(packet, self.readers[packet.stream.index])
@@ -175,8 +179,9 @@ class _Reading:
         duration = self.container.duration
         all_read = len(self.container.streams) == len(self.readers)
         if duration is not None and all_read and self._lead.landed is not None:
-            found = float(max(reader.end for reader in self.readers.values()))
-            check_length(self.opened, self.field, duration / 1e6, found)
+            # a reader that has what was asked for takes no more, and the file goes on
+            found = max(self._reached, *(reader.end for reader in self.readers.values()))
+            check_length(self.opened, self.field, duration / 1e6, float(found))
         words = doubt(self.opened)
         if words is not None:
             self.notes += (f"{self.field}: {words}",)

@@ -30,8 +30,6 @@ class Footage:
     """
 
     def __init__(self, stream: Any, field: str, spec: Spec, window: Window, by_packets: bool = False) -> None:
-        from av.video.reformatter import VideoReformatter
-
         self.stream, self.field, self.spec, self.window = stream, field, spec, window
         self.slots: FrameSlots | None = None
         self.zero: Fraction | None = None
@@ -43,7 +41,6 @@ class Footage:
         self._places: deque[int] | None = deque() if by_packets else None
         self._size = (0, 0)
         self._matrix = (1, 0, 0, 1)
-        self._reformat = VideoReformatter().reformat
         self._filter: Any = None
         self._filter_form: tuple[int, int, str] | None = None
         self._times: deque[Fraction] = deque()
@@ -130,6 +127,8 @@ class Footage:
         if side_data is not None:
             m = np.frombuffer(side_data, "<i4")
             self._matrix = (int(m[0]), int(m[1]), int(m[3]), int(m[4]))
+        if self._matrix[0] and self._matrix[1]:
+            self._found["turned by an angle that is no quarter of a circle, and brought to the nearest"] = None
         aspect = Fraction(self.stream.sample_aspect_ratio or 1)
         width, height = frame.width, frame.height
         if _swaps_axes(self._matrix):
@@ -159,12 +158,13 @@ class Footage:
     # --- colour -------------------------------------------------------------------------------------------------------
 
     def _rgb(self, frame: Any) -> NDArray[np.uint8]:
-        from av.video.reformatter import ColorRange, Interpolation
+        from av.video.reformatter import ColorRange, Interpolation, VideoReformatter
 
         # full chroma and accurate rounding: the short-cut kernels are off by up to two levels on flat colours
         quality = Interpolation.BICUBIC | Interpolation.ACCURATE_RND | Interpolation.FULL_CHR_H_INT
         full = frame.color_range == ColorRange.JPEG or frame.format.name.startswith("yuvj") or frame.format.is_rgb
-        image = self._reformat(
+        # one of its own for each frame: several are converted side by side
+        image = VideoReformatter().reformat(
             frame,
             format="rgb24",
             src_colorspace=None if frame.format.is_rgb else _colorspace(frame),

@@ -6,28 +6,32 @@ import io
 import struct
 import warnings
 import zlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 from PIL import Image, ImageCms, UnidentifiedImageError
 
 from ..errors import RequestError
 from ..sources import Picture
 from .addresses import PICTURE, Opened
 
-MOST_PIXELS = 2**27  # decoded, 400 MB
+MOST_PIXELS = 2**26  # 8192 x 8192, as of a video: Pillow's copy and ours are 450 MB together
+# These decoders hold a picture several times over.
+MOST_PIXELS_OF = {"WEBP": 2**25, "AVIF": 2**25}
+PIXELS_AT_ONCE = 2**20  # whose colours are settled together
 ORIENTATION = 0x0112
-# EXIF value: what brings the stored picture upright
-_UPRIGHT = {
-    2: Image.Transpose.FLIP_LEFT_RIGHT,
-    3: Image.Transpose.ROTATE_180,
-    4: Image.Transpose.FLIP_TOP_BOTTOM,
-    5: Image.Transpose.TRANSPOSE,
-    6: Image.Transpose.ROTATE_270,
-    7: Image.Transpose.TRANSVERSE,
-    8: Image.Transpose.ROTATE_90,
+# EXIF value: the picture as it was stored, as a view of the upright one
+_STORED: dict[int, Callable[[NDArray[np.uint8]], NDArray[np.uint8]]] = {
+    2: lambda upright: upright[:, ::-1],
+    3: lambda upright: upright[::-1, ::-1],
+    4: lambda upright: upright[::-1],
+    5: lambda upright: upright.transpose(1, 0, 2),
+    6: lambda upright: np.rot90(upright),
+    7: lambda upright: upright[::-1, ::-1].transpose(1, 0, 2),
+    8: lambda upright: np.rot90(upright, -1),
 }
 # what Pillow's readers raise for bytes that are no picture of their kind
 _UNREADABLE = (OSError, SyntaxError, ValueError, ArithmeticError, LookupError, EOFError, TypeError, AttributeError,
@@ -51,25 +55,51 @@ def read_picture(opened: Opened, field: str) -> Picture:
 
 def picture_of(image: Image.Image, field: str) -> Picture:
     """A Pillow image, in memory or half read, as a Picture; what was changed is in its notes. Raises RequestError."""
-    width, height = image.size
-    if width * height > MOST_PIXELS:
-        raise RequestError(field, f"is a picture of {width}x{height}; at most {MOST_PIXELS:,} pixels, so scale it down")
+    notes: list[str] = []
     with _refusing(field, "is a picture"):
-        notes = _frame_notes(image)
+        _check_size(image, field, notes)
+        notes += _frame_notes(image)
         # before the orientation is asked for: Pillow turns a TIFF itself while loading
         image.load()
         orientation = _orientation(image, notes)
-        profile = image.info.get("icc_profile")
-        image, alpha = _colour_and_alpha(image)
-        image = _srgb(image, profile, notes)
+        pixels = _pixels(image, orientation, notes)
+    return Picture(pixels, tuple(f"{field}: {note}" for note in notes))
+
+
+def _check_size(image: Image.Image, field: str, notes: list[str]) -> None:
+    """Refuse what is too large to decode. A large photograph is decoded at half its size, where that is possible."""
+    width, height = image.size
+    most = MOST_PIXELS_OF.get(str(image.format), MOST_PIXELS)
+    # a progressive JPEG is held whole before it is made smaller; other formats than JPEG have no draft
+    if width * height > most and not image.info.get("progressive"):
+        if image.draft(None, (width // 2, height // 2)):  # type: ignore[no-untyped-call]
+            notes.append(f"is a picture of {width}x{height}, more than {most:,} pixels, and is read at half its size")
+    if image.width * image.height > most:
+        raise RequestError(field, f"is a picture of {width}x{height}; at most {most:,} pixels, so scale it down")
+
+
+def _pixels(image: Image.Image, orientation: int, notes: list[str]) -> NDArray[np.uint8]:
+    """uint8 `[H, W, 3]` of a loaded image, upright, in bands, so that no second copy of the whole is made on the way."""
+    width, height = image.size
+    turned = orientation in _STORED and orientation >= 5
+    pixels = np.empty((width, height, 3) if turned else (height, width, 3), np.uint8)
+    stored = _STORED[orientation](pixels) if orientation in _STORED else pixels
+    rows = max(1, PIXELS_AT_ONCE // width)
+    found: dict[str, None] = {}
+    to_srgb: Callable[[Image.Image], Image.Image] | None = None
+    for top in range(0, height, rows):
+        band, alpha = _colour_and_alpha(image.crop((0, top, width, min(height, top + rows))))
+        if to_srgb is None:
+            to_srgb = _to_srgb(band.mode, image.info.get("icc_profile"), notes)
+        band = to_srgb(band)
         if alpha is not None and alpha.getextrema() != (255, 255):
-            white = Image.new("RGB", image.size, "white")
-            image = Image.composite(image, white, alpha)
-            notes.append("transparency is laid over white")
-        if orientation in _UPRIGHT:
-            image = image.transpose(_UPRIGHT[orientation])
-            notes.append("turned upright by its EXIF orientation")
-        return Picture(np.array(image, np.uint8), tuple(f"{field}: {note}" for note in notes))
+            band = Image.composite(band, Image.new("RGB", band.size, "white"), alpha)
+            found["transparency is laid over white"] = None
+        stored[top : top + rows] = np.asarray(band)
+    notes += found
+    if orientation in _STORED:
+        notes.append("turned upright by its EXIF orientation")
+    return pixels
 
 
 @contextmanager
@@ -84,8 +114,10 @@ def _quiet() -> Iterator[None]:
 def _refusing(field: str, what: str) -> Iterator[None]:
     try:
         yield
-    except Image.DecompressionBombError as error:
-        raise RequestError(field, f"{what} that is too large ({error}); scale it down") from None
+    except Image.DecompressionBombError:
+        raise RequestError(
+            field, f"{what} that is too large; at most {MOST_PIXELS:,} pixels, so scale it down"
+        ) from None
     except UnidentifiedImageError:
         raise RequestError(field, f"{what} that cannot be read (its header is broken); copy it again") from None
     except _UNREADABLE as error:
@@ -130,25 +162,34 @@ def _eight_bits(image: Image.Image) -> tuple[Image.Image, Image.Image | None]:
     return Image.fromarray(np.round(values * (255.0 / top)).astype(np.uint8)), alpha
 
 
-def _srgb(image: Image.Image, profile: bytes | None, notes: list[str]) -> Image.Image:
-    """`image` in sRGB by its ICC profile; without one grey and RGB are sRGB already and CMYK is taken as plain ink."""
-    if not profile:
-        if image.mode == "CMYK":
-            notes.append("CMYK without a colour profile, its colours are approximate")
+def _to_srgb(mode: str, profile: bytes | None, notes: list[str]) -> Callable[[Image.Image], Image.Image]:
+    """What brings an image of `mode` to sRGB by an ICC profile; without one grey and RGB are sRGB already and CMYK is
+    taken as plain ink."""
+
+    def plain(image: Image.Image) -> Image.Image:
         return image.convert("RGB")
+
+    def by_profile(image: Image.Image) -> Image.Image:
+        converted = ImageCms.applyTransform(image, transform)
+        assert converted is not None
+        return converted
+
+    if not profile:
+        if mode == "CMYK":
+            notes.append("CMYK without a colour profile, its colours are approximate")
+        return plain
     try:
         transform: Any = ImageCms.buildTransform(
-            ImageCms.ImageCmsProfile(io.BytesIO(profile)), ImageCms.createProfile("sRGB"), image.mode, "RGB"
+            ImageCms.ImageCmsProfile(io.BytesIO(profile)), ImageCms.createProfile("sRGB"), mode, "RGB"
         )
-        if _changes_nothing(transform, image.mode):
-            return image.convert("RGB")
-        converted = ImageCms.applyTransform(image, transform)
+        by_profile(Image.new(mode, (1, 1)))
+        if _changes_nothing(transform, mode):
+            return plain
     except (ImageCms.PyCMSError, *_UNREADABLE):
         notes.append("its colour profile cannot be read, so it is taken as sRGB")
-        return image.convert("RGB")
-    assert converted is not None
+        return plain
     notes.append("its colour profile is converted to sRGB")
-    return converted
+    return by_profile
 
 
 def _changes_nothing(transform: Any, mode: str) -> bool:

@@ -30,7 +30,9 @@ from .soundtrack import check_level, check_rate
 __all__ = ["Prepared", "prepare", "read_source"]
 
 
-def read_source(item: Keyframe | Reference, spec: Spec, max_frames: int, where: str = "source") -> Source:
+def read_source(
+    item: Keyframe | Reference, spec: Spec, max_frames: int, where: str = "source", *, look: bool = False
+) -> Source:
     """Read one keyframe or reference.
 
     Args:
@@ -38,6 +40,7 @@ def read_source(item: Keyframe | Reference, spec: Spec, max_frames: int, where: 
         spec: gives the canvas rule of a clip's own shape.
         max_frames: decoding stops after this many frames at 24 fps, or after as many seconds of sound.
         where: the item's place in the request, `references[2]`; errors name `references[2].source`.
+        look: for plans: the same but for pixels of files, which are not kept and must not be looked at.
 
     Returns:
         Picture (uint8 `[H, W, 3]`), Clip (uint8 `[n, H, W, 3]` at 24 fps on its own canvas) or Sound (float32 `[c, n]`
@@ -45,12 +48,14 @@ def read_source(item: Keyframe | Reference, spec: Spec, max_frames: int, where: 
 
     Raises RequestError: what was found and what to do.
     """
-    if isinstance(item, Keyframe):
-        return _picture(item.image, f"{where}.image")
+    if isinstance(item, Keyframe) or item.kind == "image":
+        source, name = (item.image, "image") if isinstance(item, Keyframe) else (item.source, "source")
+        picture = _picture(source, f"{where}.{name}")
+        if look:
+            return dataclasses.replace(picture, pixels=np.broadcast_to(np.uint8(0), picture.pixels.shape))
+        return picture
     field = f"{where}.source"
-    if item.kind == "image":
-        return _picture(item.source, field)
-    window = Window(item.start, item.end, max_frames, where)
+    window = Window(item.start, item.end, max_frames, where, look)
     if item.kind == "audio":
         return _sound(item.source, field, window)
     clip = _clip(item.source, field, spec, window)
@@ -129,7 +134,8 @@ def _clip_in_memory(clip: Clip, field: str, spec: Spec, window: Window) -> Clip:
     if isinstance(fps, bool) or not isinstance(fps, numbers.Real) or not (math.isfinite(fps) and fps > 0):
         raise RequestError(field, f"frame rate {fps!r}; a positive number of frames per second is needed")
     sound = None if clip.sound is None else _sound_in_memory(clip.sound, field, window)
-    slots = FrameSlots(frames.shape[2], frames.shape[1], field, spec, window)
+    # values are checked as they are converted, so a look converts them too
+    slots = FrameSlots(frames.shape[2], frames.shape[1], field, spec, dataclasses.replace(window, look=False))
     # float64 and this order, not exact fractions: the oracle's slots for frames in memory
     scale = FPS / float(fps)
     for i in range(len(frames)):

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from collections import deque
 from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from fractions import Fraction
 
@@ -18,15 +20,21 @@ from ..plan import canvas
 from ..sources import Sound
 from ..spec import FPS, Spec
 
+FRAMES_AT_ONCE, PIXELS_AT_ONCE = 4, 2**26  # brought to the canvas side by side: each by itself, so bits do not change
+
 
 @dataclass(frozen=True)
 class Window:
-    """The part of a source to read: `start` to `end` in seconds, at most `max_frames` at 24 fps. `where` names it."""
+    """The part of a source to read: `start` to `end` in seconds, at most `max_frames` at 24 fps. `where` names it.
+
+    `look`: only sizes, times and notes are wanted, so no frame is converted.
+    """
 
     start: float | None
     end: float | None
     max_frames: int
     where: str
+    look: bool = False
 
     @property
     def first(self) -> Fraction:
@@ -102,6 +110,9 @@ class FrameSlots:
         self._written = 0
         self._waiting: tuple[int, Callable[[], NDArray[np.uint8]]] | None = None
         self._end = 0.0
+        self._pool: ThreadPoolExecutor | None = None
+        self._running: deque[Future[None]] = deque()
+        self._most_running = max(1, min(FRAMES_AT_ONCE, PIXELS_AT_ONCE // (width * height)))
 
     @property
     def full(self) -> bool:
@@ -123,6 +134,10 @@ class FrameSlots:
         self._end = float(position) / FPS
         self._show_until(self._slot(position))
         self._waiting = None
+        while self._running:
+            self._running.popleft().result()
+        if self._pool is not None:
+            self._pool.shutdown()
 
     def frames(self) -> NDArray[np.uint8]:
         """uint8 `[n, H, W, 3]` on the canvas. Raises RequestError when nothing lies after `start`."""
@@ -152,13 +167,30 @@ class FrameSlots:
         last = min(slot, most)
         # frames before `start` have slots below zero; only the one on display at `start` reaches past it
         if last > max(shown, self._written):
-            if self._frames is None:
-                # pages of the part that stays empty are never touched
-                self._frames = np.empty((most, self.height, self.width, 3), np.uint8)
-            self._frames[self._written : last] = resized(pixels(), self.width, self.height)
+            self._fill(self._written, last, pixels)
             self._written = last
         if slot > most and most == self.window.max_frames:
             self.cut = True
+
+    def _fill(self, first: int, last: int, pixels: Callable[[], NDArray[np.uint8]]) -> None:
+        """Begin to put a frame on its slots; `close` waits for the end."""
+        shape = self.window.asked_frames, self.height, self.width, 3
+        if self.window.look:
+            self._frames = np.broadcast_to(np.uint8(0), shape)
+            return
+        if self._frames is None:
+            # pages of the part that stays empty are never touched
+            self._frames = np.empty(shape, np.uint8)
+            self._pool = ThreadPoolExecutor(self._most_running)
+        frames, pool = self._frames, self._pool
+        assert pool is not None
+
+        def show() -> None:
+            frames[first:last] = resized(pixels(), self.width, self.height)
+
+        if len(self._running) == self._most_running:
+            self._running.popleft().result()
+        self._running.append(pool.submit(show))
 
 
 def resized(pixels: NDArray[np.uint8], width: int, height: int) -> NDArray[np.uint8]:

@@ -18,6 +18,7 @@ MARGIN = Fraction(1, 10)  # seconds read past the end: they decide whether anyth
 EARLY_SOUND = Fraction(1, 20)  # seconds of sound before the first picture from which on their loss is told
 MOST_BEFORE_PICTURE = 120  # seconds of sound kept while no picture has come
 RATES = (8_000, 192_000)
+MIDWAY = "changes its sample rate or channels midway; convert it to one format"
 LOUDEST = 4.0  # a float sample beyond this is of another scale and not merely loud
 
 
@@ -60,7 +61,7 @@ class Soundtrack:
         if not self._rate:
             self._rate = check_rate(frame.sample_rate, self.field)
         if frame.sample_rate != self._rate or (self._pieces and samples.shape[0] != self._pieces[0][1].shape[0]):
-            raise RequestError(self.field, "changes its sample rate or channels midway; convert it to one format")
+            raise RequestError(self.field, MIDWAY)
         self.first = time if self.first is None else self.first
         self.landed = time if self.landed is None else self.landed
         if self.alone:
@@ -78,16 +79,26 @@ class Soundtrack:
             )
 
     def _at_most_stereo(self, frame: Any) -> NDArray[np.float32]:
+        import av
+
         channels = frame.layout.nb_channels
         if channels <= 2:
             return samples_of(frame)
+        # FFmpeg gives channels without named places those that are usual for their number
+        places = "without named places" if frame.layout.name == f"{channels} channels" else frame.layout.name
+        found = f"its {channels} channels of sound ({places})"
         if self._mixer is None:
             from av.audio.resampler import AudioResampler
 
             # FFmpeg's downmix, scaled so that full scale on every channel stays full scale
             self._mixer = AudioResampler(format="fltp", layout="stereo", options={"rematrix_maxval": "1.0"})
-            self._mixed = f"{self.field}: its {channels} channels of sound ({frame.layout.name}) are mixed to stereo"
-        return np.concatenate([samples_of(part) for part in self._mixer.resample(frame)], axis=1)
+            self._mixed = f"{self.field}: {found} are mixed to stereo"
+        try:
+            return np.concatenate([samples_of(part) for part in self._mixer.resample(frame)], axis=1)
+        except av.FFmpegError:
+            raise RequestError(self.field, f"{found} have no known mix to stereo; mix them, and give that") from None
+        except ValueError:
+            raise RequestError(self.field, MIDWAY) from None
 
     def _without_padding(self, time: Fraction, samples: NDArray[np.float32], rate: int) -> NDArray[np.float32]:
         """Drop what an encoder added to fill its last block, as an MP4's declared length tells."""

@@ -39,7 +39,7 @@ def check_length(opened: Opened, field: str, declared: float, found: float) -> N
         # without one of these headers the length is only an estimate from the file's size
         exact = b"Xing" in head or b"Info" in head
     if exact and found < declared - EARLY:
-        what = f"{opened.label} is {opened.what} of {declared:.2f} s, truncated at {found:.2f} s"
+        what = f"{opened.label} is {opened.what} of {declared:.2f} s, truncated or damaged at {found:.2f} s"
         raise RequestError(field, f"{what}; copy it again")
 
 

@@ -9,7 +9,8 @@ rank, d head dim, R rotary angles.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor, nn
@@ -18,7 +19,7 @@ from twinreel.models.layers import Linears, RMSNorm
 from twinreel.models.modulation import BlockModulation, StepModulation
 from twinreel.ops import Ops, Rope
 from twinreel.parallel import Attend, Axis, Parallel
-from twinreel.parallel.attend import Local, Rows
+from twinreel.parallel.attend import Local, Rows, chunks
 from twinreel.spec import DiTSpec
 
 # Stored and computed in fp32 whatever dtype is asked for (SPEC 1.3). The time embedder lives in the modulation module.
@@ -34,10 +35,11 @@ DTYPES = (torch.float32, torch.bfloat16)
 
 @dataclass(frozen=True)
 class TextState:
-    """What attention needs to know about the refiner's rows: all of them count, and they have no positions."""
+    """What blocks need to know about the refiner's rows: all of them count, and they have no positions."""
 
     used: int
     rope: None = None
+    chunk: int = 0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,6 +49,7 @@ class RowState:
     video_indices, audio_indices, text_indices: int64, where each modality's rows stand among the S rows of this rank.
     tags: [S] int64, 0 video, 1 text, 2 audio; padding rows carry 0 or -1.
     rope: cos and sin, each [S, R] in block dtype. used: packed rows of all ranks before the padding.
+    chunk: rows that go through qkv and the feed-forward at a time, which saves memory; 0 for all at once.
     """
 
     video_indices: Tensor
@@ -55,6 +58,7 @@ class RowState:
     tags: Tensor
     rope: Rope
     used: int
+    chunk: int = 0
 
 
 def rope_table(position_ids_S3: Tensor, spec: DiTSpec, dtype: torch.dtype, device: torch.device | str) -> Rope:
@@ -80,10 +84,11 @@ def make_row_state(
     device: torch.device | str,
     *,
     used: int | None = None,
+    chunk: int = 0,
 ) -> RowState:
     """The `RowState` of a rank's rows on `device`: fp64 positions, int64 tags, (text, video, audio) indices.
 
-    `used`: rows of all ranks before the padding; None where these rows are all and none is padding.
+    `used`: rows of all ranks before the padding; None where these rows are all and none is padding. `chunk`: see there.
     """
     text_indices, video_indices, audio_indices = (index.to(device) for index in indices)
     return RowState(
@@ -93,6 +98,7 @@ def make_row_state(
         tags=tags_S.to(device),
         rope=rope_table(positions_S3, spec, dtype, device),
         used=tags_S.shape[0] if used is None else used,
+        chunk=chunk,
     )
 
 
@@ -105,6 +111,14 @@ class Recipe:
     tp: Axis
     dtype: torch.dtype
     linears: Linears = field(default_factory=Linears)
+
+
+@dataclass(frozen=True)
+class Kind:
+    """What a block is made of that differs from the others: its table of ops and the classes of its linears."""
+
+    ops: Ops
+    linears: Linears
 
 
 @dataclass(frozen=True)
@@ -150,8 +164,17 @@ class MLP(nn.Module):
         self.fc1 = linears.column(spec.hidden, 2 * spec.ffn, tp, dtype, parts=2)
         self.fc2 = linears.row(spec.ffn, spec.hidden, tp, dtype)
 
-    def forward(self, x_SD: Tensor) -> Tensor:
+    def forward(self, x_SD: Tensor, at: Rows) -> Tensor:
         """x_SD -> x_SD."""
+        parts = chunks(x_SD.shape[0], at.chunk)
+        if len(parts) == 1:
+            return self._rows(x_SD)
+        out_SD = x_SD.new_empty(x_SD.shape)
+        for rows in parts:
+            out_SD[rows] = self._rows(x_SD[rows])
+        return out_SD
+
+    def _rows(self, x_SD: Tensor) -> Tensor:
         return self.fc2(self.ops.swiglu(self.fc1(x_SD)))
 
 
@@ -171,7 +194,7 @@ class Block(nn.Module):
         h_SD = self.ops.norm_modulate(x_SD, self.norm1, mod.msa)
         h_SD = self.attn(h_SD, at)
         x_SD, h_SD = self.ops.gate_norm_modulate(x_SD, h_SD, self.norm2, mod)
-        return self.ops.gate_add(x_SD, self.mlp(h_SD), mod.mlp)
+        return self.ops.gate_add(x_SD, self.mlp(h_SD, at), mod.mlp)
 
 
 class RefinerBlock(nn.Module):
@@ -188,7 +211,7 @@ class RefinerBlock(nn.Module):
     def forward(self, x_TD: Tensor, at: Rows) -> Tensor:
         """x_TD -> x_TD."""
         x_TD = x_TD + self.attn(self.ops.rms_norm(x_TD, self.norm1), at)
-        return x_TD + self.mlp(self.ops.rms_norm(x_TD, self.norm2))
+        return x_TD + self.mlp(self.ops.rms_norm(x_TD, self.norm2), at)
 
 
 class TokenRefiner(nn.Module):
@@ -234,12 +257,17 @@ class FinalLayer(nn.Module):
 class DiT(nn.Module):
     """The trunk with its two patch projections, the text projection and refiner, and the output heads.
 
-    dtype: of the blocks, fp32 or bf16; the parts in `FP32_PREFIXES` are fp32 either way. ValueError: another dtype, or
-    heads that cannot be dealt out evenly over tp.
+    dtype: of the blocks, fp32 or bf16; the parts in `FP32_PREFIXES` are fp32 either way. kinds: blocks of the trunk, by
+    number, that are made otherwise. ValueError: another dtype, or heads that cannot be dealt out evenly over tp.
     """
 
     def __init__(
-        self, spec: DiTSpec, ops: Ops, parallel: Parallel, dtype: torch.dtype, linears: Linears | None = None
+        self,
+        spec: DiTSpec,
+        ops: Ops,
+        parallel: Parallel,
+        dtype: torch.dtype,
+        kinds: Mapping[int, Kind] | None = None,
     ) -> None:
         super().__init__()
         if dtype == torch.float16:
@@ -247,14 +275,17 @@ class DiT(nn.Module):
         if dtype not in DTYPES:
             raise ValueError(f"the DiT runs in {' or '.join(map(str, DTYPES))}, got {dtype}")
         parallel.tp.share(spec.heads)  # a slice of qkv must hold whole heads
-        recipe = Recipe(spec, ops, parallel.tp, dtype, linears or Linears())
-        attend = parallel.attend(ops.attention)
+        recipe = Recipe(spec, ops, parallel.tp, dtype)
+        of_block = dict.fromkeys(range(spec.layers), recipe) | {
+            index: replace(recipe, ops=kind.ops, linears=kind.linears) for index, kind in (kinds or {}).items()
+        }
+        attends = {each.ops.attention: parallel.attend(each.ops.attention) for each in of_block.values()}
         self.spec, self.dtype = spec, dtype
         self.video_patch_proj = nn.Linear(spec.video_row, spec.hidden, dtype=torch.float32)
         self.audio_patch_proj = nn.Linear(spec.audio_channels, spec.hidden, dtype=torch.float32)
         self.condition_proj = nn.Linear(spec.text_dim, spec.hidden, dtype=dtype)
         self.token_refiner = TokenRefiner(recipe)
-        self.blocks = nn.ModuleList(Block(recipe, attend) for _ in range(spec.layers))
+        self.blocks = nn.ModuleList(Block(each, attends[each.ops.attention]) for each in of_block.values())
         self.final_layer = FinalLayer(recipe)
 
     def refine(self, text_TC: Tensor) -> Tensor:

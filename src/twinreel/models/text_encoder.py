@@ -145,6 +145,11 @@ class TextEncoder(nn.Module):
         self.visual = vision_tower(dict(spec.vision), dtype)
         self.init_buffers(self.language_model.embed_tokens.weight.device)
 
+    def gathered_parts(self) -> list[nn.Module]:
+        """What is called as a module of its own, innermost first: whoever spreads weights gathers one after another."""
+        blocks: Any = self.visual.blocks
+        return [*self.language_model.layers, self.language_model.embed_tokens, *blocks, self.visual]
+
     def init_buffers(self, device: torch.device | str) -> None:
         """Compute the tower's rotary frequencies on `device`; call it after a meta-built module got its weights.
 

@@ -13,6 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from twinreel.ops.vit import PLAIN, VitOps
 from twinreel.parallel import Axis
 from twinreel.parallel.tiles import TileGrid, cross_fade, map_tiles, split_canvas, stitch
 from twinreel.spec import VideoVAESpec
@@ -38,72 +39,67 @@ class ComputeLinear(nn.Linear):
 
 
 class Attention(nn.Module):
-    """Full attention over the tokens of a tile; q and k are normalised per head, then rotated."""
+    """Full attention over the tokens of a tile; q and k are normalised per head in float32, then rotated."""
 
-    def __init__(self, spec: VideoVAESpec, compute: torch.dtype) -> None:
+    def __init__(self, spec: VideoVAESpec, compute: torch.dtype, ops: VitOps) -> None:
         super().__init__()
+        self.ops = ops
         self.head_dim, self.eps = spec.decoder_head_dim, spec.decoder_norm_eps
         width = spec.decoder_heads * spec.decoder_head_dim
         self.to_qkv = ComputeLinear(width, 3 * width, compute)
         self.to_out = ComputeLinear(width, width, compute)
 
     def forward(self, x_BND: Tensor, rope: Rope) -> Tensor:
-        q, k, v = self.to_qkv(x_BND).unflatten(2, (-1, 3, self.head_dim)).unbind(3)
-        q, k = (self._turn(y, rope).transpose(1, 2) for y in (q, k))
-        out_BHNd = F.scaled_dot_product_attention(q, k, v.transpose(1, 2))
+        qkv_BNH3d = self.to_qkv(x_BND).unflatten(2, (-1, 3, self.head_dim))
+        qk_BNH2d = F.rms_norm(qkv_BNH3d[:, :, :, :2].float(), (self.head_dim,), eps=self.eps)
+        q, k = self.ops.rotate_heads(qk_BNH2d, rope)
+        q, k, v = (y.transpose(1, 2) for y in (q, k, qkv_BNH3d[:, :, :, 2]))
+        out_BHNd = F.scaled_dot_product_attention(q, k, v)
         return self.to_out(out_BHNd.transpose(1, 2).flatten(2))
-
-    def _turn(self, x_BNHd: Tensor, rope: Rope) -> Tensor:
-        # The norm is float32; it is rounded before the rotation, which runs in the compute dtype, as released.
-        x = F.rms_norm(x_BNHd.float(), (self.head_dim,), eps=self.eps).to(x_BNHd.dtype)
-        cos, sin = rope
-        turned, rest = x[..., : cos.shape[-1]], x[..., cos.shape[-1] :]
-        first, second = turned.chunk(2, dim=-1)
-        return torch.cat([turned * cos + torch.cat([-second, first], dim=-1) * sin, rest], dim=-1)
 
 
 class FeedForward(nn.Module):
     """SwiGLU; `w1` holds the gate's rows first, then the value's."""
 
-    def __init__(self, width: int, inner: int, compute: torch.dtype) -> None:
+    def __init__(self, width: int, inner: int, compute: torch.dtype, ops: VitOps) -> None:
         super().__init__()
+        self.ops = ops
         self.w1 = ComputeLinear(width, 2 * inner, compute)
         self.w2 = ComputeLinear(inner, width, compute)
 
     def forward(self, x_BND: Tensor) -> Tensor:
-        gate, up = self.w1(x_BND).chunk(2, dim=-1)
-        return self.w2(up * F.silu(gate))
+        return self.w2(self.ops.swiglu(self.w1(x_BND)))
 
 
 class Block(nn.Module):
     """Pre-norm transformer block with a learnt scale on each branch. The residual stays float32."""
 
-    def __init__(self, spec: VideoVAESpec, compute: torch.dtype) -> None:
+    def __init__(self, spec: VideoVAESpec, compute: torch.dtype, ops: VitOps) -> None:
         super().__init__()
+        self.ops = ops
         width = spec.decoder_heads * spec.decoder_head_dim
         self.norm1 = nn.RMSNorm(width, eps=spec.decoder_norm_eps)
-        self.attn = Attention(spec, compute)
+        self.attn = Attention(spec, compute, ops)
         self.scale1 = nn.Parameter(torch.zeros(width))
         self.norm2 = nn.RMSNorm(width, eps=spec.decoder_norm_eps)
-        self.ff = FeedForward(width, spec.decoder_ffn_mult * width, compute)
+        self.ff = FeedForward(width, spec.decoder_ffn_mult * width, compute, ops)
         self.scale2 = nn.Parameter(torch.zeros(width))
 
     def forward(self, x_BND: Tensor, rope: Rope) -> Tensor:
-        # scale1 and scale2 are float32, so a half-precision branch is promoted before it meets the residual.
-        x_BND = x_BND + self.attn(self.norm1(x_BND), rope) * self.scale1
-        return x_BND + self.ff(self.norm2(x_BND)) * self.scale2
+        x_BND = self.ops.scale_add(x_BND, self.attn(self.norm1(x_BND), rope), self.scale1)
+        return self.ops.scale_add(x_BND, self.ff(self.norm2(x_BND)), self.scale2)
 
 
 class ViT(nn.Module):
     """Latents `[B, 24, T, h, w]` to pixels `[B, 3, 4T, 16h, 16w]`, one token a latent."""
 
-    def __init__(self, spec: VideoVAESpec, compute: torch.dtype) -> None:
+    def __init__(self, spec: VideoVAESpec, compute: torch.dtype, ops: VitOps) -> None:
         super().__init__()
         width = spec.decoder_heads * spec.decoder_head_dim
         self.patch = (PIXEL_CHANNELS, spec.time, spec.space, spec.space)
         self.x_embedder = nn.Linear(spec.latent_channels, width)
         self.register_tokens = nn.Parameter(torch.zeros(1, spec.decoder_registers, width))
-        self.transformer_blocks = nn.ModuleList(Block(spec, compute) for _ in range(spec.decoder_layers))
+        self.transformer_blocks = nn.ModuleList(Block(spec, compute, ops) for _ in range(spec.decoder_layers))
         self.norm_out = nn.LayerNorm(width, eps=spec.decoder_norm_eps)
         self.proj_out = nn.Linear(width, math.prod(self.patch))
 
@@ -162,15 +158,21 @@ class VideoDecoder(nn.Module):
 
     `compute` is the dtype of the blocks' products and attention. Norms, residual, coordinates, `post_quant_conv`,
     `x_embedder` and `proj_out` are float32 in any case (SPEC 8.5). Tiles are dealt out over `ranks`, and every rank
-    gets all frames.
+    gets all frames; `ops` are the passes between the products, of equal bits whichever they are.
     """
 
-    def __init__(self, spec: VideoVAESpec, compute: torch.dtype = torch.float32, ranks: Axis | None = None) -> None:
+    def __init__(
+        self,
+        spec: VideoVAESpec,
+        compute: torch.dtype = torch.float32,
+        ranks: Axis | None = None,
+        ops: VitOps = PLAIN,
+    ) -> None:
         super().__init__()
         assert 0 < spec.token_drop < spec.clip_latents and tail_frames(spec) > 0, spec
         self.spec, self.compute, self.ranks = spec, compute, ranks or Axis("tiles")
         self.post_quant_conv = nn.Conv3d(spec.latent_channels, spec.latent_channels, 1)
-        self.decoder = ViT(spec, compute)
+        self.decoder = ViT(spec, compute, ops)
 
     def freeze(self) -> None:
         """Cast the blocks' weights to `compute` once, in place; for after the stored tensors are assigned."""

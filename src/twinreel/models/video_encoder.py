@@ -18,17 +18,32 @@ from twinreel.spec import VideoVAESpec
 PIXEL_CHANNELS = 3
 
 
+PAST = 2  # frames that a convolution looks back
+
+
+def _padded(x_BCFHW: Tensor, edge: int) -> Tensor:
+    """Two frames of zeros before the first; with `edge` one pixel is reflected on every side."""
+    # One pass that also takes any strides. `F.pad` reflects slowly on a GPU, and pads the past in a second pass.
+    batch, channels, frames, height, width = x_BCFHW.shape
+    out = x_BCFHW.new_empty(batch, channels, frames + PAST, height + 2 * edge, width + 2 * edge)
+    out[:, :, :PAST] = 0.0
+    now = out[:, :, PAST:]
+    now[..., edge : edge + height, edge : edge + width] = x_BCFHW
+    if edge:
+        now[..., 0], now[..., -1] = now[..., 2], now[..., -3]
+        now[..., 0, :], now[..., -1, :] = now[..., 2, :], now[..., -3, :]
+    return out
+
+
 class CausalConv(nn.Conv3d):
-    """3x3x3 convolution that reflects `edge` pixels in space and sees only past frames, zeros before the first."""
+    """3x3x3 convolution that reflects `edge` (0 or 1) pixels in space and sees only past frames, zeros before the first."""
 
     def __init__(self, inputs: int, outputs: int, stride: tuple[int, int, int] = (1, 1, 1), edge: int = 1) -> None:
         super().__init__(inputs, outputs, 3, stride=stride)
         self.edge = edge
 
     def forward(self, x_BCFHW: Tensor) -> Tensor:
-        if self.edge:
-            x_BCFHW = F.pad(x_BCFHW, (self.edge,) * 4 + (0, 0), mode="reflect")
-        return super().forward(F.pad(x_BCFHW, (0, 0, 0, 0, 2, 0)))
+        return super().forward(_padded(x_BCFHW, self.edge))
 
 
 class FrameNorm(nn.GroupNorm):
@@ -38,7 +53,7 @@ class FrameNorm(nn.GroupNorm):
         batch, _, frames, _, _ = x_BCFHW.shape
         x = x_BCFHW.transpose(1, 2).flatten(0, 1)
         x = F.silu(super().forward(x), inplace=True)
-        return x.unflatten(0, (batch, frames)).transpose(1, 2).contiguous()
+        return x.unflatten(0, (batch, frames)).transpose(1, 2)
 
 
 class ResBlock(nn.Module):

@@ -16,7 +16,10 @@ from twinreel.ops import euler as moves
 from twinreel.ops import gate_add as gates
 from twinreel.ops import norm_modulate as norms
 from twinreel.ops import qk_norm_rope as heads
+from twinreel.ops import quantize_heads as narrow_heads
+from twinreel.ops import quantize_rows as narrow_rows
 from twinreel.ops import swiglu as units
+from twinreel.ops.e4m3 import Quantized, QuantizedHeads
 from twinreel.ops.rounding import INTERPRETED
 
 if TYPE_CHECKING:
@@ -79,6 +82,35 @@ def qk_norm_rope(qkv_SH3d: Tensor, q_norm: Norm, k_norm: Norm, rope: Rope | None
 def swiglu(u_S2F: Tensor) -> Tensor:
     """See `reference.swiglu`."""
     return units.swiglu(u_S2F)
+
+
+def quantize_rows(x_SD: Tensor) -> Quantized:
+    """See `reference.quantize_rows`: equal bits."""
+    return Quantized(*narrow_rows.quantize_rows(x_SD))
+
+
+def norm_modulate_quantized(x_SD: Tensor, norm: Norm, mod: Affine) -> Quantized:
+    """See `reference.norm_modulate_quantized`."""
+    return Quantized(*norms.norm_modulate_quantized(x_SD, norm.weight, norm.eps, mod.shift, mod.scale, mod.rows))
+
+
+def gate_norm_modulate_quantized(x_SD: Tensor, h_SD: Tensor, norm: Norm, mod: Branches) -> tuple[Tensor, Quantized]:
+    """See `reference.gate_norm_modulate_quantized`."""
+    into, out = mod.mlp, mod.msa
+    tables = [out.gate, out.rows, into.shift, into.scale, into.rows]
+    x_SD, values, scale = norms.gate_norm_modulate_quantized(x_SD, h_SD, norm.weight, norm.eps, tables)
+    return x_SD, Quantized(values, scale)
+
+
+def swiglu_quantized(u_S2F: Tensor) -> Quantized:
+    """See `reference.swiglu_quantized`."""
+    return Quantized(*units.swiglu_quantized(u_S2F))
+
+
+def quantize_heads(q_SHd: Tensor, k_SHd: Tensor, v_SHd: Tensor, used: int) -> QuantizedHeads:
+    """See `reference.quantize_heads`; the means are sums in another order."""
+    q, k, v, scales, v_mean = narrow_heads.quantize_heads(q_SHd, k_SHd, v_SHd, used)
+    return QuantizedHeads((q, k, v), scales, v_mean, q_SHd.shape[0])
 
 
 def euler(streams: Sequence[Stream]) -> None:

@@ -15,6 +15,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from twinreel.ops import attention
+from twinreel.ops.e4m3 import E4M3, LARGEST, SMALLEST, Quantized, QuantizedHeads
+
 if TYPE_CHECKING:
     from twinreel.ops import Affine, Branches, Gated, Norm, Rope, Stream
 
@@ -76,3 +79,62 @@ def euler(streams: Sequence[Stream]) -> None:
     for x, velocity, out, (sigma, ratio, rest) in streams:
         denoised = x + sigma * velocity
         torch.add(ratio * x, rest * denoised, out=out)
+
+
+def _narrow(x: Tensor, most: Tensor) -> tuple[Tensor, Tensor]:
+    """fp32 x as e4m3, and what it is to be multiplied by, for the largest sizes `most` of its groups."""
+    most = most.clamp(min=SMALLEST)
+    # Not LARGEST / most: a Python number on the left becomes a reciprocal and a product, two roundings; and a division
+    # by a Python number is another product on CUDA than on the CPU.
+    return (x * (torch.full_like(most, LARGEST) / most)).to(E4M3), most * (1.0 / LARGEST)
+
+
+def quantize_rows(x_SD: Tensor) -> Quantized:
+    """Each row times 448 / its largest size, rounded to e4m3 (ties to even): the same bits on every device (SPEC 2.8)."""
+    x_SD = x_SD.float()
+    return Quantized(*_narrow(x_SD, x_SD.abs().amax(-1, keepdim=True)))
+
+
+def scaled_product(x: Quantized, weight_OD: Tensor, scale_O1: Tensor) -> Tensor:
+    """x times the e4m3 weight [O, D] with its scales [O, 1], bf16 [S, O]: products summed in fp32."""
+    out_SO = F.linear(x.values.float(), weight_OD.float())
+    return (out_SO * x.scale * scale_O1.t()).to(torch.bfloat16)
+
+
+def norm_modulate_quantized(x_SD: Tensor, norm: Norm, mod: Affine) -> Quantized:
+    """`quantize_rows` of `norm_modulate`."""
+    return quantize_rows(norm_modulate(x_SD, norm, mod))
+
+
+def gate_norm_modulate_quantized(x_SD: Tensor, h_SD: Tensor, norm: Norm, mod: Branches) -> tuple[Tensor, Quantized]:
+    """`gate_norm_modulate` whose second result is quantized."""
+    x_SD, h_SD = gate_norm_modulate(x_SD, h_SD, norm, mod)
+    return x_SD, quantize_rows(h_SD)
+
+
+def swiglu_quantized(u_S2F: Tensor) -> Quantized:
+    """`quantize_rows` of `swiglu`."""
+    return quantize_rows(swiglu(u_S2F))
+
+
+def quantize_heads(q_SHd: Tensor, k_SHd: Tensor, v_SHd: Tensor, used: int) -> QuantizedHeads:
+    """q, k and v with one scale a head, from rows [0, used) alone; k and v without their means over those rows.
+
+    The mean of k adds the same number to all scores of a query, which softmax does not see. That of v is added back
+    (SPEC 2.8).
+    """
+    q, k, v = (x[:used].float() for x in (q_SHd, k_SHd, v_SHd))
+    # in fp64, so that the order of the sum, which other heads beside these may change, is in no bit
+    k_mean, v_mean = ((x.sum(0, dtype=torch.float64) / used).float() for x in (k, v))
+    (q, *q_scale), (k, *k_scale), (v, *v_scale) = (
+        _narrow(x, x.abs().amax((0, 2), keepdim=True)) for x in (q, k - k_mean, v - v_mean)
+    )
+    scales = torch.cat([*q_scale, *k_scale, *v_scale], 1).view(3, -1)
+    return QuantizedHeads((q, k, v), scales, v_mean, q_SHd.shape[0])
+
+
+def attention_quantized(heads: QuantizedHeads) -> Tensor:
+    """Attention over what the e4m3 values stand for, bf16 [S, H, d]. Weights of the values stay fp32, kernels' are e4m3."""
+    q, k, v = (x.float() * scale.view(1, -1, 1) for x, scale in zip(heads.parts, heads.scales, strict=True))
+    out_SHd = (attention.sdpa(q, k, v, q.shape[0]) + heads.v_mean).to(torch.bfloat16)
+    return F.pad(out_SHd, (0, 0, 0, 0, 0, heads.rows - out_SHd.shape[0]))

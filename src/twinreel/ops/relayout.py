@@ -16,8 +16,10 @@ import triton.language as tl
 from torch import Tensor, library
 
 from twinreel.ops.kernels import refusal as kernels_refusal
-from twinreel.ops.qk_norm_rope import MAX_HEADS, _norm_rope, warps_for
+from twinreel.ops.qk_norm_rope import HEADS, _norm_rope, warps_for
 from twinreel.ops.rounding import EXACT
+
+MAX_HEADS = 64  # of a destination: one program merges a row of them
 
 
 class Norms(Protocol):
@@ -46,7 +48,7 @@ def _pack_kernel(
     DIMS: tl.constexpr,
 ):  # fmt: skip
     row, rank = tl.program_id(0).to(tl.int64), tl.program_id(1).to(tl.int64)
-    heads, dims = tl.arange(0, HEADS), tl.arange(0, DIMS)
+    heads, dims = tl.program_id(2) * HEADS + tl.arange(0, HEADS), tl.arange(0, DIMS)
     there, width = heads < num_heads, num_heads * DIM
     source = qkv_SH3d + row * row_stride + rank * num_heads * head_stride
     target = packed_RS3hd + (rank * rows + row) * 3 * width
@@ -91,15 +93,14 @@ def _pack(
         assert cos_SR.stride(1) == sin_SR.stride(1) == 1 and 2 * cos_SR.shape[1] <= dim
         angles, cos, sin = cos_SR.shape[1], cos_SR, sin_SR
     if rows:
-        heads = triton.next_power_of_2(num_heads)
         with torch.cuda.device_of(qkv_SH3d):
-            _pack_kernel[(rows, ranks)](
+            _pack_kernel[(rows, ranks, triton.cdiv(num_heads, HEADS))](
                 qkv_SH3d, packed_RS3hd, q_weight_d, k_weight_d, cos, sin,
                 qkv_SH3d.stride(0), qkv_SH3d.stride(1), qkv_SH3d.stride(2),
                 cos.stride(0) if angles else 0, sin.stride(0) if angles else 0, q_eps, k_eps, rows, num_heads,
                 DIM=dim, R=angles, HALF=triton.next_power_of_2(max(angles, 1)),
-                REST=triton.next_power_of_2(max(dim - 2 * angles, 1)), HEADS=heads, DIMS=triton.next_power_of_2(dim),
-                num_warps=warps_for(heads * dim), **EXACT,
+                REST=triton.next_power_of_2(max(dim - 2 * angles, 1)), HEADS=HEADS, DIMS=triton.next_power_of_2(dim),
+                num_warps=warps_for(HEADS * dim), **EXACT,
             )  # fmt: skip
     return packed_RS3hd
 

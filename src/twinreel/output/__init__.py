@@ -1,7 +1,7 @@
 """What a person may choose about the finished file, and what is checked before a weight is loaded.
 
 The rule of names: nothing that exists is replaced unless `overwrite` says so. That covers the file itself, the report
-beside it and the latents that an interrupted run has left there.
+beside it and the latents that an interrupted run has left there. What a run itself needs is never replaced.
 """
 
 from __future__ import annotations
@@ -9,11 +9,13 @@ from __future__ import annotations
 import os
 import secrets
 import shutil
-from collections.abc import Mapping
+import stat
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 from ..errors import RequestError
+from ..limits import check_text, shown
 
 PRESETS = ("ultrafast", "superfast", "veryfast", "faster", "fast", "medium", "slow", "slower", "veryslow")
 CRF_RANGE = (0, 51)
@@ -29,6 +31,8 @@ CONTAINERS = (".mp4", ".mkv", ".webm")  # what `crf` and `preset` mean something
 LATENTS_SUFFIX = ".latents.safetensors"
 FRAME_NAME, SOUND_NAME = "frame-{:05d}.png", "sound.wav"
 OVERWRITE = "--overwrite (in Python overwrite=True)"
+SWITCHES = ("overwrite", "audio", "exact_seconds", "private")
+LONGEST_PART = 150  # bytes of a name that its unfinished form repeats: what follows them must fit as well
 SPARE_BYTES = 4 << 20  # the report, the index of the container, what a file system keeps for itself
 
 
@@ -64,40 +68,86 @@ def latents_path(target: Path) -> Path:
     return target.with_name(target.stem + LATENTS_SUFFIX)
 
 
-def check_output(path: str | os.PathLike[str], output: OutputOptions, source: Path | None = None) -> Path:
-    """The absolute path of a file that can be written as asked; `source` is the latents file about to be decoded.
+def part_path(target: Path) -> Path:
+    """A new name beside `target` for what is not whole yet."""
+    name = os.fsencode(target.name)[:LONGEST_PART].decode("utf-8", "ignore")
+    return target.with_name(f".{name}.{os.getpid()}-{secrets.token_hex(4)}.part")
 
-    Raises RequestError (`output`, `crf`, `preset`, `audio`). The folder is proven by writing a byte into it.
-    """
-    if not isinstance(path, str | os.PathLike):
-        raise RequestError("output", f"got {type(path).__name__}; give the path of a file")
-    target = Path(path).absolute()
-    _check_options(path, target.suffix.lower(), output)
-    if not target.parent.is_dir():
-        raise RequestError("output", f"the folder {target.parent} does not exist; make it first")
-    _check_names(target, output, source)
-    probe = target.with_name(f".{target.name}.{secrets.token_hex(4)}.probe")
+
+def write_probe(target: Path) -> None:
+    """Prove by a byte that `target` could be written. Raises OSError."""
+    probe = part_path(target)
     try:
-        try:
-            probe.write_bytes(b"0")
-        finally:
-            probe.unlink(missing_ok=True)
+        probe.write_bytes(b"0")
+    finally:
+        probe.unlink(missing_ok=True)
+
+
+def check_output(
+    path: str | os.PathLike[str], output: OutputOptions, source: Path | None = None, needed: Iterable[Path] = ()
+) -> Path:
+    """The absolute path of a file that can be written as asked.
+
+    `source` is the latents file about to be decoded; `needed` is whatever else the run reads, and the folder of its
+    trace: none of them may be what it replaces. Raises RequestError (`output`, or an option's name). The folder is proven
+    by a byte written into it.
+    """
+    check_options(output)
+    target = absolute_path("output", path)
+    _check_format(path, target.suffix.lower(), output)
+    try:
+        if not target.parent.is_dir():
+            raise RequestError("output", f"the folder {target.parent} does not exist; make it first")
+        _check_length(target)
+        _check_needed(target, source, needed)
+        _check_names(target, output, source)
+        write_probe(target)
     except OSError as error:
-        raise RequestError("output", f"the folder {target.parent} cannot be written to ({error.strerror})") from None
+        why = f"cannot be written to ({error.strerror}); name another"
+        raise RequestError("output", f"the folder {str(target.parent)[:300]} {why}") from None
     return target
 
 
-def _check_options(path: str | os.PathLike[str], suffix: str, output: OutputOptions) -> None:
-    if not isinstance(output.overwrite, bool):
-        raise RequestError("overwrite", f"got {output.overwrite!r}; use True or False")
+def check_options(output: OutputOptions) -> None:
+    """Refuse values that mean nothing to any format. Raises RequestError naming the option."""
+    if not isinstance(output, OutputOptions):
+        raise RequestError("output", f"got {shown(output)} for its options; give OutputOptions, or leave them out")
+    for name in SWITCHES:
+        if not isinstance(getattr(output, name), bool):
+            raise RequestError(name, f"got {shown(getattr(output, name))}; use True or False")
     low, high = CRF_RANGE
     if isinstance(output.crf, bool) or not isinstance(output.crf, int) or not low <= output.crf <= high:
-        raise RequestError("crf", f"got {output.crf!r}; a whole number from {low} to {high}")
+        raise RequestError("crf", f"got {shown(output.crf)}; a whole number from {low} to {high}")
     if output.preset not in PRESETS:
-        raise RequestError("preset", f"got {output.preset!r}; use {', '.join(PRESETS)}")
-    if suffix not in FORMATS:
-        known = ", ".join(filter(None, FORMATS))
-        raise RequestError("output", f"got {path}; the name ends in {known}, or in nothing for a folder of PNG frames")
+        raise RequestError("preset", f"got {shown(output.preset)}; use {', '.join(PRESETS)}")
+
+
+def absolute_path(field: str, path: str | os.PathLike[str]) -> Path:
+    """`path` as a whole one that a report can hold. Raises RequestError (`field`) for what no file can be called."""
+    if not isinstance(path, str | os.PathLike):
+        raise RequestError(field, f"got {shown(path)}; give the path of a file")
+    text = os.fspath(path)
+    check_text(field, text)
+    if Path(text) == Path():
+        raise RequestError(field, f"got {text!r}, the current folder; give the path of a file, or of a new folder")
+    try:
+        whole = Path(text).absolute()
+    except OSError:
+        raise RequestError(field, "the current folder is gone; change to another, or give a whole path") from None
+    check_text(field, str(whole))
+    if text.endswith("/") and whole.suffix:
+        raise RequestError(
+            field, f"{shown(text)} ends like a folder and like a file; leave out the slash or {whole.suffix}"
+        )
+    return whole
+
+
+def _check_format(path: str | os.PathLike[str], suffix: str, output: OutputOptions) -> None:
+    known = ", ".join(filter(None, FORMATS))
+    if suffix not in FORMATS or Path(path).name.lower() in FORMATS:
+        raise RequestError(
+            "output", f"got {shown(str(path))}; a name that ends in {known}, or in nothing for a folder of PNG frames"
+        )
     if suffix == ".wav" and not output.audio:
         raise RequestError("audio", f"{path} is sound alone, and no sound was asked for; keep one of the two")
     for name in ("crf", "preset"):
@@ -105,16 +155,49 @@ def _check_options(path: str | os.PathLike[str], suffix: str, output: OutputOpti
             raise RequestError(name, f"means nothing to {path}; leave it out, or write {', '.join(CONTAINERS)}")
 
 
+def _check_length(target: Path) -> None:
+    most = os.pathconf(target.parent, "PC_NAME_MAX")
+    longest = max(len(os.fsencode(name.name)) for name in (target, sidecar_path(target), latents_path(target)))
+    if longest > most:
+        raise RequestError(
+            "output",
+            f"the name {shown(target.name)} and what stands beside it take {longest} bytes, {most} are possible; "
+            "shorten it",
+        )
+
+
+def _written(target: Path, source: Path | None) -> tuple[Path, ...]:
+    """Every path that a run makes or replaces; latents being decoded are its own to remove."""
+    waiting = latents_path(target)
+    own = source is not None and waiting == source.absolute()
+    return (target, sidecar_path(target)) if own else (target, sidecar_path(target), waiting)
+
+
+def _check_needed(target: Path, source: Path | None, needed: Iterable[Path]) -> None:
+    for path in (*needed, *([] if source is None else [source])):
+        for written in _written(target, source):
+            if _overlap(path, written):
+                raise RequestError(
+                    "output", f"{written} would take the place of {path}, which this run needs; name another output"
+                )
+
+
+def _overlap(one: Path, other: Path) -> bool:
+    """Whether two paths are one file, or one lies in the other."""
+    a, b = (Path(os.path.realpath(path)) for path in (one, other))
+    if a == b or a in b.parents or b in a.parents:
+        return True
+    return one.exists() and other.exists() and one.samefile(other)
+
+
 def _check_names(target: Path, output: OutputOptions, source: Path | None) -> None:
     folder = target.suffix == ""
-    if target.is_dir() and not folder:
-        raise RequestError("output", f"{target} is a folder; name a file")
-    if folder and target.exists() and not target.is_dir():
-        raise RequestError("output", f"{target} is a file; a name without an ending is a folder of PNG frames")
+    for path in _written(target, source):
+        _check_kind(path, folder and path == target)
     if folder and target.is_dir() and not is_ours(target):
         raise RequestError("output", f"{target} holds other files than our frames; name a new folder")
     waiting = latents_path(target)
-    if waiting.exists() and not output.overwrite and (source is None or waiting != source.absolute()):
+    if waiting in _written(target, source) and waiting.exists() and not output.overwrite:
         raise RequestError(
             "output",
             f"{waiting} holds a run that is sampled and not decoded; finish it with `twinreel decode`, name another "
@@ -124,6 +207,21 @@ def _check_names(target: Path, output: OutputOptions, source: Path | None) -> No
         empty = taken.is_dir() and not any(taken.iterdir())
         if taken.exists() and not empty and not output.overwrite:
             raise RequestError("output", f"{taken} exists; name another, or replace it by {OVERWRITE}")
+
+
+def _check_kind(path: Path, folder: bool) -> None:
+    """Refuse to replace what is no plain file, or where a folder is written no folder; overwriting does not mean that."""
+    if not os.path.lexists(path):
+        return
+    mode = path.lstat().st_mode
+    if stat.S_ISLNK(mode):
+        raise RequestError("output", f"{path} is a link to {os.readlink(path)}; name what it leads to, or another")
+    if stat.S_ISDIR(mode) and not folder:
+        raise RequestError("output", f"{path} is a folder; name another file")
+    if folder and stat.S_ISREG(mode):
+        raise RequestError("output", f"{path} is a file; a name without an ending is a folder of PNG frames")
+    if not stat.S_ISREG(mode) and not stat.S_ISDIR(mode):
+        raise RequestError("output", f"{path} is a pipe, socket or device and no file; name another")
 
 
 def is_ours(folder: Path) -> bool:

@@ -11,13 +11,14 @@ from typing import TYPE_CHECKING, Any
 
 from ..errors import CheckpointError, RequestError
 from ..plan import Condition, Plan
-from ..spec import AUDIO_CHANNELS, Spec
+from ..spec import Spec
+from . import LATENTS_SUFFIX
 from .report import HIDDEN, replacing
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-FORMAT = "twinreel latents 1"
+FORMAT = "twinreel latents 2"
 
 
 @dataclass(frozen=True)
@@ -47,33 +48,55 @@ def save_latents(path: Path, latents: Latents, report: Mapping[str, Any], spec: 
 
     plan = replace(latents.plan, prompt=HIDDEN) if private else latents.plan
     texts = {"plan": asdict(plan), "facts": latents.facts, "report": report}
-    metadata = {name: json.dumps(value, ensure_ascii=False) for name, value in texts.items()}
+    metadata = {name: json.dumps(value) for name, value in texts.items()}
     metadata |= {"format": FORMAT, "vae": decoder_key(spec)}
-    data = save({"video": latents.video.contiguous(), "audio": latents.audio.contiguous()}, metadata)
+    tensors = {"video": latents.video.contiguous(), "audio": latents.audio.contiguous()}
+    metadata["digest"] = _digest(metadata, tensors)
+    data = save(tensors, metadata)
     with replacing(path) as temporary:
         temporary.write_bytes(data)
 
 
 def load_latents(path: Path, spec: Spec) -> Kept:
-    """Read what `save_latents` wrote. RequestError for another file, CheckpointError for another model's latents."""
+    """Read what `save_latents` wrote. RequestError for a file that is another or not as it was written, CheckpointError
+    for another model's latents.
+    """
     from safetensors import SafetensorError, safe_open
 
+    if path.exists() and not path.is_file():
+        raise RequestError("latents", f"{path} is no file; name one that ends in {LATENTS_SUFFIX}")
     try:
         with safe_open(path, "pt") as file:
             metadata = file.metadata() or {}
             if metadata.get("format") != FORMAT:
                 raise RequestError("latents", f"{path} holds no latents of an interrupted run (format {FORMAT!r})")
-            video, audio = file.get_tensor("video"), file.get_tensor("audio")
-        plan, facts, report = (json.loads(metadata[name]) for name in ("plan", "facts", "report"))
+            tensors = {name: file.get_tensor(name) for name in ("video", "audio")}
     except OSError as error:
         raise RequestError("latents", f"{path} cannot be read ({error.strerror or error})") from None
-    except (SafetensorError, KeyError, ValueError) as error:
-        raise RequestError("latents", f"{path} is not whole: {error}") from None
+    except (SafetensorError, ValueError) as error:
+        raise RequestError("latents", f"{path} is not whole ({error}); run its request again") from None
+    # one sum over all of it: no field needs a check of its own
+    if metadata.pop("digest", None) != _digest(metadata, tensors):
+        raise RequestError("latents", f"{path} is not as it was written; run its request again")
     if metadata.get("vae") != decoder_key(spec):
         raise CheckpointError(f"{path} was made for another VAE than this model's; name the model that sampled it")
-    latents = Latents(_plan(plan), video, audio, facts)
-    _check_shapes(path, latents, spec)
+    try:
+        plan, facts, report = (json.loads(metadata[name]) for name in ("plan", "facts", "report"))
+        latents = Latents(_plan(plan), **tensors, facts=facts)
+    except (KeyError, TypeError) as error:
+        raise RequestError("latents", f"{path} is of another version ({error}); decode it with that one") from None
     return Kept(latents, report)
+
+
+def _digest(metadata: Mapping[str, str], tensors: Mapping[str, Tensor]) -> str:
+    """SHA-256 of every text and every tensor's dtype, shape and bytes."""
+    import torch
+
+    sha = hashlib.sha256(json.dumps(dict(sorted(metadata.items()))).encode())
+    for name, tensor in tensors.items():
+        sha.update(f"{name} {tensor.dtype} {list(tensor.shape)}".encode())
+        sha.update(tensor.reshape(-1).view(torch.uint8).numpy().data)
+    return sha.hexdigest()
 
 
 def decoder_key(spec: Spec) -> str:
@@ -86,12 +109,3 @@ def _plan(values: dict[str, Any]) -> Plan:
     conditions = tuple(Condition(**condition) for condition in values.pop("conditions"))
     whole: dict[str, Any] = {name: tuple(value) if isinstance(value, list) else value for name, value in values.items()}
     return Plan(**whole, conditions=conditions)
-
-
-def _check_shapes(path: Path, latents: Latents, spec: Spec) -> None:
-    plan, space = latents.plan, spec.video.space
-    video = (1, spec.video.latent_channels, plan.latents, plan.height // space, plan.width // space)
-    audio = (AUDIO_CHANNELS, spec.audio.latent_channels, plan.audio_latents)
-    for name, tensor, shape in (("video", latents.video, video), ("audio", latents.audio, audio)):
-        if tuple(tensor.shape) != shape or not tensor.dtype.is_floating_point:
-            raise RequestError("latents", f"{path}: {name} is {list(tensor.shape)}, its plan says {list(shape)}")

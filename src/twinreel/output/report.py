@@ -7,7 +7,6 @@ import json
 import os
 import platform
 import re
-import secrets
 import shutil
 import sys
 from collections.abc import Iterable, Iterator, Mapping
@@ -19,7 +18,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from . import sidecar_path
+from . import part_path, sidecar_path
 
 BLOCK = 1 << 20
 HIDDEN = "(private)"
@@ -94,7 +93,9 @@ def write_report(path: str | os.PathLike[str], report: Mapping[str, Any]) -> Pat
     whole.setdefault("versions", versions())
     target = sidecar_path(path)
     with replacing(target) as temporary:
-        temporary.write_text(json.dumps(whole, indent=2, ensure_ascii=False, allow_nan=False) + "\n", encoding="utf-8")
+        # bytes of a name that are no UTF-8 are lone surrogates here, and JSON's own escapes in the file
+        text = json.dumps(whole, indent=2, ensure_ascii=False, allow_nan=False) + "\n"
+        temporary.write_text(text, encoding="utf-8", errors="backslashreplace")
     return target
 
 
@@ -105,7 +106,7 @@ def replacing(target: Path) -> Iterator[Path]:
     The caller makes it a file or a folder. A file replaces in one step; a folder that is in the way is first set
     aside. What was written is on the disk before it gets its name.
     """
-    temporary = target.with_name(f".{target.name}.{os.getpid()}-{secrets.token_hex(4)}.part")
+    temporary = part_path(target)
     aside = temporary.with_suffix(".old")
     try:
         yield temporary

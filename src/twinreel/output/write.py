@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from ..errors import RequestError
 from ..spec import FPS, SAMPLE_RATE
-from . import CONTAINERS, FORMATS, OutputOptions, check_output
+from . import CONTAINERS, FORMATS, OutputOptions, check_options, check_output
 from .report import hash_file, replacing, without_private, write_report
 from .writers import Content, read_back, write_content
 from .writers.container import encoder_settings
@@ -64,10 +64,13 @@ class Media:
         """Write the file and its JSON report beside it, the same bytes as the command line. Returns the file's path.
 
         `changes` are fields of `output`, such as `crf=30` or `overwrite=True`. Raises RequestError for a path that
-        cannot be written as asked.
+        cannot be written as asked, and for values that are no frames or no sound (`video`, `audio`).
         """
-        output = replace(output or OutputOptions(), **changes)
+        output = OutputOptions() if output is None else output
+        check_options(output)
+        output = replace(output, **changes)
         target = check_output(path, output)
+        _check_values(self, target, output)
         asked = self.report.get("plan", {}).get("asked_seconds")
         if output.exact_seconds and asked is None:
             raise RequestError("exact_seconds", "needs a report that says how many seconds were asked for")
@@ -104,12 +107,12 @@ def write_media(
     """
     path, output = Path(path).absolute(), output or OutputOptions()
     suffix = path.suffix.lower()
-    waveform, faults = _sound(waveform)
+    sound, faults = _sound(waveform) if output.audio else (None, ())
     most = None if seconds is None else round(seconds * FPS)
-    if seconds is not None:
-        waveform = waveform[:, : round(seconds * SAMPLE_RATE)]
+    if seconds is not None and sound is not None:
+        sound = sound[:, : round(seconds * SAMPLE_RATE)]
     expected = frames if frames is None or most is None else min(frames, most)
-    content = Content(clips, waveform if output.audio else None, output, expected=expected, most=most)
+    content = Content(clips, sound, output, expected=expected, most=most)
     with replacing(path) as temporary:
         write_content(temporary, suffix, content)
         with stage("mux"):
@@ -117,7 +120,29 @@ def write_media(
         hashes = content.hashes()
         if suffix:
             hashes["file"] = hash_file(temporary)
-    return Written(path, content.frames, waveform.shape[1] if output.audio else 0, hashes, faults)
+    return Written(path, content.frames, 0 if sound is None else sound.shape[1], hashes, faults)
+
+
+def _check_values(media: Media, target: Path, output: OutputOptions) -> None:
+    """Refuse what the format of `target` cannot take; only what goes into it is looked at."""
+    suffix = target.suffix.lower()
+    if suffix != ".wav":
+        video = media.video
+        if getattr(video, "dtype", None) != np.uint8 or video.ndim != 4 or video.shape[3] != 3 or 0 in video.shape:
+            raise RequestError("video", f"got {_form(video)}; uint8 [F, H, W, 3] is needed")
+        if suffix in CONTAINERS and (video.shape[1] % 2 or video.shape[2] % 2):
+            raise RequestError(
+                "video",
+                f"got {_form(video)}; {suffix} takes even sides, so cut a row or column, or write .npz or frames",
+            )
+    audio = media.audio
+    if output.audio and (getattr(audio, "dtype", None) != np.float32 or audio.ndim != 2 or audio.shape[0] != 2):
+        raise RequestError("audio", f"got {_form(audio)}; float32 [2, n] is needed, or audio=False")
+
+
+def _form(values: Any) -> str:
+    """`uint8 [1, 2]` of an array, otherwise the type's name."""
+    return f"{values.dtype} {list(values.shape)}" if hasattr(values, "dtype") else type(values).__name__
 
 
 def _sound(waveform: NDArray[np.float32]) -> tuple[NDArray[np.float32], tuple[str, ...]]:

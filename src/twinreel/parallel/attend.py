@@ -8,6 +8,7 @@ Legend: S rows on this rank, D hidden, H heads on this rank, d head dim.
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
@@ -22,13 +23,34 @@ class Rows(Protocol):
     """What attention must know about the packed rows.
 
     used: how many come before the padding, over all ranks of `sp`. rope: cos and sin of this rank's rows, [S, R] each,
-    or None where rows have no positions.
+    or None where rows have no positions. chunk: rows that go through the products at a time, 0 for all.
     """
 
     @property
     def used(self) -> int: ...
     @property
     def rope(self) -> tuple[Tensor, Tensor] | None: ...
+    @property
+    def chunk(self) -> int: ...
+
+
+@dataclass(frozen=True)
+class Stretch:
+    """Some rows of a `Rows`, one after the other."""
+
+    used: int
+    rope: tuple[Tensor, Tensor] | None
+    chunk: int = 0
+
+    @classmethod
+    def of(cls, at: Rows, rows: slice) -> Stretch:
+        """The given rows of `at`."""
+        return cls(at.used, at.rope and (at.rope[0][rows], at.rope[1][rows]))
+
+
+def chunks(count: int, chunk: int) -> list[slice]:
+    """`count` rows in stretches of `chunk`, the last one shorter; all in one where `chunk` is 0."""
+    return [slice(start, min(start + chunk, count)) for start in range(0, count, chunk)] if chunk else [slice(0, count)]
 
 
 class Linear(Protocol):
@@ -83,5 +105,16 @@ class Local:
 
     def __call__(self, x_SD: Tensor, qkv_linear: Linear, qk_norm: QKNorm, at: Rows) -> Tensor:
         """x_SD -> [S, H*d] in x's dtype; rows after `at.used` are zero."""
-        q_SHd, k_SHd, v_SHd = qk_norm(qkv_linear(x_SD), at)
+        q_SHd, k_SHd, v_SHd = self._project(x_SD, qkv_linear, qk_norm, at)
         return self.attention(q_SHd, k_SHd, v_SHd, at.used).flatten(1)
+
+    def _project(self, x_SD: Tensor, qkv_linear: Linear, qk_norm: QKNorm, at: Rows) -> tuple[Tensor, Tensor, Tensor]:
+        count, parts = x_SD.shape[0], chunks(x_SD.shape[0], at.chunk)
+        if len(parts) == 1:
+            return qk_norm(qkv_linear(x_SD), at)
+        heads = qkv_linear.out_features // (3 * qk_norm.head_dim)
+        qkv = tuple(x_SD.new_empty(count, heads, qk_norm.head_dim) for _ in range(3))
+        for rows in parts:
+            for whole, part in zip(qkv, qk_norm(qkv_linear(x_SD[rows]), Stretch.of(at, rows)), strict=True):
+                whole[rows] = part
+        return qkv[0], qkv[1], qkv[2]

@@ -50,7 +50,7 @@ class Axis:
             return x
         import torch.distributed as dist
 
-        self._measured("all_reduce", x, lambda: dist.all_reduce(x, group=self.group))
+        self.measured("all_reduce", x, lambda: dist.all_reduce(x, group=self.group))
         return x
 
     def all_gather(self, x: Tensor, dim: int = 0) -> Tensor:
@@ -61,7 +61,7 @@ class Axis:
         import torch.distributed as dist
 
         parts = [torch.empty_like(x, memory_format=torch.contiguous_format) for _ in range(self.size)]
-        self._measured("all_gather", x, lambda: dist.all_gather(parts, x.contiguous(), group=self.group))
+        self.measured("all_gather", x, lambda: dist.all_gather(parts, x.contiguous(), group=self.group))
         return torch.cat(parts, dim)
 
     def join(self, x: Tensor, sizes: Sequence[int]) -> Tensor:
@@ -97,7 +97,7 @@ class Axis:
             return ballot
         import torch.distributed as dist
 
-        self._measured("vote", ballot, lambda: dist.all_reduce(ballot, op=dist.ReduceOp.MAX, group=self.group))
+        self.measured("vote", ballot, lambda: dist.all_reduce(ballot, op=dist.ReduceOp.MAX, group=self.group))
         return ballot
 
     def tell_all(self, value: Any) -> list[Any]:
@@ -120,7 +120,8 @@ class Axis:
         dist.broadcast_object_list(box, group=self.group, group_src=0)
         return box[0]
 
-    def _measured(self, kind: str, x: Tensor, collective: Callable[[], Any]) -> None:
+    def measured(self, kind: str, x: Tensor, collective: Callable[[], Any]) -> None:
+        """Run a collective that moves `x`, or the wait for one, and have the meter take note of it."""
         if self.meter is None:
             collective()
             return
@@ -140,5 +141,5 @@ class Exchange:
     def wait(self) -> Tensor:
         """What arrived, part r from rank r; on a GPU only the current stream waits."""
         if self.work is not None:
-            self.axis._measured("all_to_all", self.sent, self.work.wait)
+            self.axis.measured("all_to_all", self.sent, self.work.wait)
         return self.arrived

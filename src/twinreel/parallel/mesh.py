@@ -12,15 +12,19 @@ from twinreel.parallel import Axis, Meter, Parallel, Strategy
 
 @dataclass(frozen=True)
 class Mesh:
-    """How many ranks each axis has. `text` divides sp * tp; the conditioner is replicated over the rest."""
+    """How many ranks each axis has. `text` divides sp * tp; the conditioner is replicated over the rest. `stored`: one,
+    or all ranks, over which its weights are spread instead."""
 
     sp: int = 1
     tp: int = 1
     text: int = 1
+    stored: int = 1
 
     def __post_init__(self) -> None:
         if min(self.sp, self.tp, self.text) < 1 or self.size % self.text:
             raise ValueError(f"a mesh needs positive sizes, and text to divide sp * tp; got {self}")
+        if self.stored not in (1, self.size) or min(self.stored, self.text) > 1:
+            raise ValueError(f"the conditioner is split, or stored over all ranks, or neither; got {self}")
 
     @property
     def size(self) -> int:
@@ -32,7 +36,7 @@ class Mesh:
         if name == "sp":
             yield from (list(range(first, self.size, self.tp)) for first in range(self.tp))
         else:
-            width = {"tp": self.tp, "text": self.text, "every": self.size}[name]
+            width = {"tp": self.tp, "text": self.text, "stored": self.stored, "every": self.size}[name]
             yield from (list(range(first, first + width)) for first in range(0, self.size, width))
 
 
@@ -55,8 +59,9 @@ def join_mesh(mesh: Mesh, rank: int, strategy: Strategy, *, backend: str, patien
                     mine = Axis(name, len(members), members.index(rank), group, meter)
         return mine
 
-    axes = {name: axis(name) for name in ("sp", "tp", "text", "every")}
+    axes = {name: axis(name) for name in ("sp", "tp", "text", "stored", "every")}
     return replace(
         Parallel(axes["sp"], axes["tp"], strategy, axes["text"], axes["every"]),
+        stored=axes["stored"],
         control=Axis("control", mesh.size, rank) if mesh.size > 1 else Axis("control"),
     )

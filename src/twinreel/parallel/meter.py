@@ -1,4 +1,5 @@
-"""What collectives cost a rank: how often, how many bytes of its own, and for how long its work stood still."""
+"""What collectives cost a rank: how often, how many bytes of its own, how long its work stood still, and how much of
+them went on beside it."""
 
 from __future__ import annotations
 
@@ -8,31 +9,39 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
+VOTE = ".vote"  # a rank that waits there waits for the others; little is moved
+
 
 @dataclass
 class Cost:
-    """One kind of collective. seconds: those in which nothing else of this rank ran (exposed)."""
+    """One kind of collective. exposed: seconds in which nothing else of this rank ran. carried: seconds that it was on
+    its way, where that is measured apart because something else may run meanwhile."""
 
     calls: int = 0
     bytes: int = 0
-    seconds: float = 0.0
+    exposed: float = 0.0
+    carried: float = 0.0
 
-    def plus(self, calls: int, size: int, seconds: float) -> None:
-        """Add to it."""
-        self.calls, self.bytes, self.seconds = self.calls + calls, self.bytes + size, self.seconds + seconds
+    @property
+    def hidden(self) -> float:
+        """Seconds on its way while something else ran."""
+        return max(0.0, self.carried - self.exposed)
 
 
 class Meter:
-    """Always on: two clock readings a collective, on a GPU two events that are read when a `lap` is taken."""
+    """Always on: two clock readings a collective, on a GPU two events, or four, that are read when a `lap` is taken."""
 
     def __init__(self) -> None:
         self._costs: dict[str, Cost] = {}
-        self._events: list[tuple[str, Any, Any]] = []
+        self._waits: list[tuple[Cost, Any, Any]] = []
+        self._carried: list[tuple[Cost, Any, Any]] = []
+        self._start = time.monotonic()
 
     @contextmanager
     def waiting(self, kind: str, size: int, device: Any) -> Iterator[None]:
         """Measure a collective, or the wait for one, that moves `size` bytes of this rank."""
-        self._costs.setdefault(kind, Cost()).plus(1, size, 0.0)
+        cost = self._costs.setdefault(kind, Cost())
+        cost.calls, cost.bytes = cost.calls + 1, cost.bytes + size
         if device.type == "cuda":
             import torch
 
@@ -40,19 +49,48 @@ class Meter:
             start.record()
             yield
             end.record()
-            self._events.append((kind, start, end))
+            self._waits.append((cost, start, end))
         else:
             begin = time.monotonic()
             yield
-            self._costs[kind].seconds += time.monotonic() - begin
+            cost.exposed += time.monotonic() - begin
 
-    def lap(self) -> dict[str, dict[str, float]]:
-        """Costs by kind since the last lap. On a GPU it waits for the last collective to be over."""
-        for kind, start, end in self._events:
+    def carried(self, kind: str, start: Any, end: Any) -> None:
+        """Two events of another stream: a collective was on its way between them."""
+        self._carried.append((self._costs.setdefault(kind, Cost()), start, end))
+
+    def lap(self) -> dict[str, Any]:
+        """What happened since the last lap; nothing where there was no collective. On a GPU it waits for the last one.
+
+        seconds: of the clock; compute, exposed, hidden and waiting (for the others, in votes) ones of them; bytes of
+        this rank; and the collectives by kind.
+        """
+        for cost, start, end in self._waits:
             end.synchronize()
-            self._costs[kind].seconds += start.elapsed_time(end) / 1e3
-        costs, self._costs, self._events = self._costs, {}, []
+            cost.exposed += start.elapsed_time(end) / 1e3
+        for cost, start, end in self._carried:
+            end.synchronize()
+            cost.carried += start.elapsed_time(end) / 1e3
+        now, costs = time.monotonic(), self._costs
+        seconds, self._start = now - self._start, now
+        self._costs, self._waits, self._carried = {}, [], []
+        if not costs:
+            return {}
+        votes = {kind: cost for kind, cost in costs.items() if kind.endswith(VOTE)}
+        exposed = sum(cost.exposed for kind, cost in costs.items() if kind not in votes)
+        waiting = sum(cost.exposed for cost in votes.values())
         return {
-            kind: {"calls": cost.calls, "bytes": cost.bytes, "exposed_seconds": cost.seconds}
-            for kind, cost in sorted(costs.items())
-        }
+            "seconds": seconds,
+            "compute_seconds": max(0.0, seconds - exposed - waiting),
+            "exposed_seconds": exposed,
+            "hidden_seconds": sum(cost.hidden for cost in costs.values()),
+            "waiting_seconds": waiting,
+            "bytes": sum(cost.bytes for cost in costs.values()),
+            "collectives": {
+                kind: {
+                    "calls": cost.calls, "bytes": cost.bytes,
+                    "exposed_seconds": cost.exposed, "hidden_seconds": cost.hidden,
+                }
+                for kind, cost in sorted(costs.items())
+            },
+        }  # fmt: skip

@@ -17,7 +17,8 @@ import torch
 from torch import Tensor
 
 from twinreel.parallel.attend import AttentionFn, Linear, QKNorm, Rows
-from twinreel.parallel.axis import Axis
+from twinreel.parallel.axis import Axis, Exchange
+from twinreel.parallel.board import Board, Pushed
 
 
 @dataclass(frozen=True)
@@ -68,13 +69,37 @@ def refusal(heads: int, ranks: int, chunks: int) -> str | None:
     return None
 
 
-class Ulysses:
-    """Attends over rows that are sharded over `sp`. ValueError when called where gradients are recorded."""
+def head_bounds(heads: int, ranks: int, chunks: int) -> list[int]:
+    """Where each chunk of one rank's heads ends, from 0 on, as evenly as they go. ValueError: as `refusal` says."""
+    problem = refusal(heads, ranks, chunks)
+    if problem:
+        raise ValueError(problem)
+    return [heads // ranks * i // chunks for i in range(chunks + 1)]
 
-    def __init__(self, attention: AttentionFn, sp: Axis, relayout: Relayout = PLAIN, chunks: int = 1) -> None:
+
+def slot_sizes(rows: int, heads: int, width: int, ranks: int, chunks: int) -> list[int]:
+    """Bytes that a rank of `rows` rows receives of each chunk: q, k and v of all chunks, then what attention made.
+
+    `heads` before the exchange, `width` bytes of one of them in one row.
+    """
+    bounds = head_bounds(heads, ranks, chunks)
+    out = [rows * ranks * (stop - start) * width for start, stop in zip(bounds, bounds[1:], strict=False)]
+    return [3 * size for size in out] + out
+
+
+class Ulysses:
+    """Attends over rows that are sharded over `sp`. ValueError when called where gradients are recorded.
+
+    `board`: chunk c goes through its slot c, and back through slot `chunks` + c, which must have been reserved; without
+    one, all go by the axis' all-to-all.
+    """
+
+    def __init__(
+        self, attention: AttentionFn, sp: Axis, relayout: Relayout = PLAIN, chunks: int = 1, board: Board | None = None
+    ) -> None:
         if chunks < 1:
             raise ValueError(f"heads go in at least one chunk, got {chunks}")
-        self.attention, self.sp, self.relayout, self.chunks = attention, sp, relayout, chunks
+        self.attention, self.sp, self.relayout, self.chunks, self.board = attention, sp, relayout, chunks, board
 
     def __call__(self, x_SD: Tensor, qkv_linear: Linear, qk_norm: QKNorm, at: Rows) -> Tensor:
         """x_SD -> [S, H*d] in x's dtype; rows after `at.used` (of all ranks) are zero."""
@@ -82,23 +107,23 @@ class Ulysses:
             raise ValueError("sequence parallelism is for inference: call it under torch.inference_mode()")
         ranks, rows = self.sp.size, x_SD.shape[0]
         arriving = []
-        for start, stop in self._spans(qkv_linear.out_features, 3 * qk_norm.head_dim):
+        for slot, (start, stop) in enumerate(self._spans(qkv_linear.out_features, 3 * qk_norm.head_dim)):
             whole = stop - start == qkv_linear.out_features
             qkv = qkv_linear(x_SD) if whole else qkv_linear.columns(x_SD, start, stop)
-            arriving.append(self.sp.exchange(self.relayout.pack(qkv, qk_norm, at, ranks)))
+            arriving.append(self._exchange(self.relayout.pack(qkv, qk_norm, at, ranks), slot))
         returning = []
-        for exchange in arriving:
+        for slot, exchange in enumerate(arriving, self.chunks):
             q_Shd, k_Shd, v_Shd = exchange.wait().flatten(0, 1).unbind(1)
             out_Shd = self.attention(q_Shd, k_Shd, v_Shd, at.used)
-            returning.append(self.sp.exchange(out_Shd.contiguous().unflatten(0, (ranks, rows))))
+            returning.append(self._exchange(out_Shd.contiguous().unflatten(0, (ranks, rows)), slot))
         valid = max(0, min(rows, at.used - self.sp.rank * rows))
         return self.relayout.merge([exchange.wait() for exchange in returning], valid).flatten(1)
 
+    def _exchange(self, x: Tensor, slot: int) -> Exchange | Pushed:
+        return self.sp.exchange(x) if self.board is None else self.board.exchange(x, slot)
+
     def _spans(self, outputs: int, width: int) -> list[tuple[int, int]]:
         """Outputs of each chunk: whole groups of one head for every rank, as evenly as they go."""
-        problem = refusal(outputs // width, self.sp.size, self.chunks)
-        if problem:
-            raise ValueError(problem)
-        groups, unit = outputs // width // self.sp.size, self.sp.size * width
-        bounds = [groups * i // self.chunks * unit for i in range(self.chunks + 1)]
+        unit = self.sp.size * width
+        bounds = [unit * bound for bound in head_bounds(outputs // width, self.sp.size, self.chunks)]
         return list(zip(bounds, bounds[1:], strict=False))

@@ -4,33 +4,33 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
-from ..config import RESIDENT_SHARE, EngineConfig, check_config
-from ..errors import ConfigError
+from ..config import EngineConfig, check_config
+from ..demo import model_folder
 from ..limits import clip_frames
 from ..machine import Memory, cuda_memory, host_memory
+from ..media.read import read_source
 from ..media.remote import fetched
+from ..memory.choose import NEAR, Asked, choose, free_memory, refusals
+from ..memory.estimate import Setting, estimate
 from ..plan import Plan, describe_plan, make_plan
 from ..policy_options import format_policy, parse_policy
-from ..presentation import count_tokens, load_tokenizer
+from ..precision import parse_precision
+from ..presentation import count_tokens
 from ..request import Request, check_request
 from ..spec import AUDIO_CHANNELS, Spec
+from ..topology import check_choices
 from ..weights import locate, read_spec
-from .estimate import Setting, estimate, part_weights
-from .survey import survey
-
-NEAR = 1.1  # of a prediction must be free: allocators leave gaps
+from ..weights.tokenizer import load_tokenizer
 
 
 def plan_request(request: Request, config: EngineConfig) -> dict[str, Any]:
     """All that `twinreel plan` prints, as plain values. Raises what `Engine` and its `generate` raise at the door."""
     check_config(config)
-    if max(config.gpus or 1, config.sp or 1, config.tp or 1) > 1:
-        raise ConfigError("gpus: the plan estimates one process; leave out gpus, sp and tp")
-    checkpoint = locate(_folder(config), config.components, weights=False)  # before the download, too
+    checkpoint = locate(model_folder(config), config.components, weights=False)  # before the download, too
     spec = read_spec(checkpoint)
+    number = check_choices(config, spec)
     check_request(request, spec, allow_remote=config.allow_remote)
     plan = _plan(request, spec)
     tokens = count_tokens(plan, load_tokenizer(checkpoint.folders["tokenizer"], spec.text), spec)
@@ -39,8 +39,10 @@ def plan_request(request: Request, config: EngineConfig) -> dict[str, Any]:
     for name in ("conditions", "notes", "warnings"):
         del facts[name]
     facts["policy"] = format_policy(parse_policy(request.policy))
-    memory, setting = _memory(config, spec)
+    host = host_memory()
+    memory = {"host": host} if number is None else {"device": cuda_memory()[number], "host": host}
     totals = {kind: sum(row["rows"] for row in rows if row["kind"] == kind) for kind in ("text", "video", "audio")}
+    setting, why = _choose(config, plan, totals, spec, number)
     stages = estimate(plan, totals, spec, setting)
     return {
         "model": str(checkpoint.path),
@@ -51,8 +53,9 @@ def plan_request(request: Request, config: EngineConfig) -> dict[str, Any]:
         "memory": {
             "estimate": "predicted peak bytes of each stage; real ones differ",
             "setting": vars(setting),
+            "chosen": why,
             "stages": stages,
-            **verdict(stages, memory),
+            **verdict(stages, memory, config.gpus or 1),
         },
         "notes": list(plan.notes),
         "warnings": list(plan.warnings),
@@ -78,7 +81,9 @@ def in_words(facts: Mapping[str, Any]) -> dict[str, Any]:
         frames = f", {reference['frames']} frames" if reference.get("frames", 1) > 1 else ""
         sound = f", {reference['samples'] / reference['rate']:.2f} s of sound" if "samples" in reference else ""
         told[reference["field"]] = f"{reference['kind']}{size}{frames}{sound}"
-    told["memory"] = {"": memory["estimate"]} | {
+    setting = memory["setting"]
+    kept = f"{setting['residency']} ({memory['chosen']['residency']}); AdaLN {setting['adaln']}"
+    told["memory"] = {"": memory["estimate"], "residency": kept} | {
         stage: ", ".join(f"{name} {_size(value)}" for name, value in parts.items())
         for stage, parts in memory["stages"].items()
     }
@@ -109,8 +114,11 @@ def segment_rows(plan: Plan, tokens: int, spec: Spec) -> list[dict[str, Any]]:
     return [{"kind": kind, "role": role, "rows": count} for kind, role, count in rows]
 
 
-def verdict(stages: Mapping[str, Mapping[str, int]], memory: Mapping[str, Memory | None]) -> dict[str, Any]:
-    """Peaks over all stages against what is free: `fits` is None where the machine does not tell."""
+def verdict(
+    stages: Mapping[str, Mapping[str, int]], memory: Mapping[str, Memory | None], ranks: int = 1
+) -> dict[str, Any]:
+    """Peaks over all stages against what is free: `fits` is None where the machine does not tell, and for several
+    `ranks`, which divide among them what is predicted for one."""
     peaks = {name: max(stage[name] for stage in stages.values()) for name in memory}
     facts: dict[str, Any] = {"peak": peaks, "fits": True, "why": []}
     for name, peak in peaks.items():
@@ -124,6 +132,9 @@ def verdict(stages: Mapping[str, Mapping[str, int]], memory: Mapping[str, Memory
             free, total = there.free / 2**30, there.total / 2**30
             why = f"{name}: {_size(peak)} needed, {free:.1f} of {total:.1f} GiB free"
         facts["why"].append(why)
+    if ranks > 1:
+        facts["fits"] = None
+        facts["why"].append(f"predicted for one process; each of {ranks} ranks needs at most that")
     return facts
 
 
@@ -132,7 +143,7 @@ def _plan(request: Request, spec: Spec) -> Plan:
         named: list[tuple[str, Any]] = [(f"keyframes[{i}]", item) for i, item in enumerate(local.keyframes)]
         named += [(f"references[{i}]", item) for i, item in enumerate(local.references)]
         most = int(clip_frames(spec).high)
-        sources = [survey(item, spec, most, where) for where, item in named]
+        sources = [read_source(item, spec, most, where, look=True) for where, item in named]
     return make_plan(request, spec, sources)
 
 
@@ -144,46 +155,23 @@ def _condition(condition: Any, plan: Plan, number: int) -> dict[str, Any]:
     return {"field": f"{field}[{condition.source}]", **facts, "cuts": cuts}
 
 
-def _memory(config: EngineConfig, spec: Spec) -> tuple[dict[str, Memory | None], Setting]:
-    """What is free, and what `config.resolve` and `Parts` would choose on this machine."""
-    host, devices = host_memory(), cuda_memory()
-    number = _device(config.device, len(devices))
-    adaln = "live" if config.adaln == "auto" else config.adaln
+def _choose(
+    config: EngineConfig, plan: Plan, totals: Mapping[str, int], spec: Spec, number: int | None
+) -> tuple[Setting, Mapping[str, str]]:
+    """The setting that an engine of `config` would give this request, and why."""
+    setting = _setting(config, number)
+    ranks = config.gpus or 1
+    asked = Asked(config.residency, config.adaln, config.row_chunk, ranks, refusals(setting.fp8, spec, ranks))
+    device = None if number is None else cuda_memory()[number].free
+    choice = choose(asked, plan, totals, spec, setting, free_memory(config.host_memory, device))
+    chosen = replace(setting, residency=choice.residency, adaln=choice.adaln, row_chunk=choice.row_chunk)
+    return chosen, choice.why
+
+
+def _setting(config: EngineConfig, number: int | None) -> Setting:
+    """How `config.resolve` lets parts run on CUDA device `number` (None: the CPU), as far as memory goes."""
+    name, fp8 = parse_precision(config.precision)
     if number is None:
-        element = 2 if config.precision == "bf16" else 4
-        residency = "all" if config.residency == "auto" else config.residency
-        return {"host": host}, Setting("cpu", element, 4, 1, residency, adaln)
-    setting = Setting("cuda", 4 if config.precision == "fp32" else 2, 2, 4, config.residency, adaln)
-    if config.residency == "auto":
-        names = ["text_encoder", "video_encoder", "audio_encoder", "video_decoder", "audio_decoder"]
-        kinds = ("dit",) if adaln == "precompute" else ("dit", "modulation")
-        names += [f"{kind}:{partition.name}" for partition in spec.partitions for kind in kinds]
-        need = sum(part_weights(spec, name, setting).stored for name in names)
-        fits = need <= devices[number].free * RESIDENT_SHARE
-        setting = replace(setting, residency="all" if fits else "stages")
-    if config.adaln == "auto" and setting.residency == "stages":
-        setting = replace(setting, adaln="precompute")
-    return {"device": devices[number], "host": host}, setting
-
-
-def _device(name: str, count: int) -> int | None:
-    """The CUDA device that `name` means here, or None for the CPU."""
-    if name == "cpu" or (name == "auto" and not count):
-        return None
-    kind, _, number = name.partition(":")
-    if name != "auto" and (kind != "cuda" or not (number or "0").isdecimal()):
-        raise ConfigError(f"device: got {name!r}; use auto, cpu, cuda or cuda:N")
-    index = int(number or 0) if name != "auto" else 0
-    if index >= count:
-        raise ConfigError(f"device: got {name!r}, and this machine shows {count} CUDA devices; use auto or cpu")
-    return index
-
-
-def _folder(config: EngineConfig) -> Path | None:
-    if config.model is not None:
-        return Path(config.model)
-    if config.components:
-        return None
-    from ..demo import bundled_model
-
-    return bundled_model()
+        return Setting("cpu", 2 if name in ("bf16", "fp8") else 4, 4, 1, "all", fp8=fp8)
+    element, table = 4 if name == "fp32" else 2, "triton" if config.ops == "triton" else "reference"
+    return Setting("cuda", element, 2, 4, "all", ops=table, fp8=fp8)

@@ -11,13 +11,14 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Callable, Mapping
-from pathlib import Path
 from typing import Any
 
 from ..errors import RequestError
+from ..limits import shown
 from ..noise import Rows
 from ..policy import Update
 from ..policy_options import Adaptive
+from ..small_files import read_small_json, why
 from .forecast import Forecasting, errors_to_json, skip_window
 from .motion import MODALITIES, History, Setting
 
@@ -108,9 +109,11 @@ def make_adaptive(options: Adaptive, setting: Setting) -> Forecasting:
 def read_profile(path: str, identity: Mapping[str, Any]) -> dict[str, Any]:
     """The profile in `path`, alone or inside a run's report. RequestError when it is absent or another request's."""
     try:
-        data = json.loads(Path(path).read_text(encoding="utf-8"))
+        data = read_small_json(path)
     except (OSError, ValueError) as error:
-        raise RequestError("policy", f"profile {path} cannot be read: {error}") from None
+        raise RequestError(
+            "policy", f"profile {shown(path)} cannot be read: {why(error)}; name a run's report"
+        ) from None
     policy = data.get("policy", {}) if isinstance(data, dict) else {}
     profile = policy.get("profile", data) if isinstance(policy, dict) else data
     if not isinstance(profile, dict) or profile.get("schema") != PROFILE_SCHEMA:

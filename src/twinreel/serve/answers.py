@@ -8,12 +8,15 @@ import sqlite3
 
 from fastapi import FastAPI, Request, Response
 from fastapi.exceptions import RequestValidationError
-from fastapi.responses import JSONResponse
-from starlette.datastructures import MutableHeaders
+from fastapi.responses import FileResponse, JSONResponse
+from fastapi.routing import APIRoute
+from starlette.datastructures import Headers, MutableHeaders
 from starlette.exceptions import HTTPException
+from starlette.routing import Match
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from ..errors import RequestError
+from ..limits import shown
 from .jobs import Conflict, QueueFull
 from .security import HEADERS, Refusal
 from .service import Service, Unavailable
@@ -22,6 +25,10 @@ from .uploads import TooLarge, TooSlow, Unreadable
 
 log = logging.getLogger("twinreel.serve")
 WORDS = {404: "not_found", 405: "method_not_allowed", 415: "unsupported_type"}
+BAD_RANGES = {
+    400: "the Range header cannot be read; write bytes=FIRST-LAST, or leave it out",
+    416: "the range begins behind the file's end; Content-Range says how long the file is",
+}
 
 
 def answer(status: int, kind: str, message: str, field: str | None = None, wait: int | None = None) -> JSONResponse:
@@ -34,6 +41,51 @@ def answer(status: int, kind: str, message: str, field: str | None = None, wait:
 def missing(job: str) -> JSONResponse:
     """404 for an id that no job has."""
     return answer(404, "not_found", f"there is no video {job[:60]!r}; it may have been removed")
+
+
+class Stored(FileResponse):
+    """A file with its ranges; what is wrong with a range is said in the one shape of errors."""
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Send the file, a part of it, or why not."""
+        told: list[Message] = []
+
+        async def kept_back(message: Message) -> None:
+            # Starlette refuses a range in plain text of its own
+            if message["type"] == "http.response.start" and message["status"] in BAD_RANGES:
+                told.append(message)
+            elif not told:
+                await send(message)
+
+        await super().__call__(scope, receive, kept_back)
+        if told:
+            status, headers = told[0]["status"], Headers(raw=told[0]["headers"])
+            made = answer(status, "range_error", BAD_RANGES[status], "Range")
+            if "content-range" in headers:
+                made.headers["content-range"] = headers["content-range"]
+            await made(scope, receive, send)
+
+
+def methods_at(app: FastAPI, scope: Scope) -> set[str]:
+    """The methods that some route takes at this path; the page's own takes every path and does not count."""
+    routes = [route for route in app.routes if isinstance(route, APIRoute) and route.include_in_schema]
+    return {name for route in routes if route.matches(scope)[0] is not Match.NONE for name in route.methods or ()}
+
+
+async def known_query(request: Request) -> None:
+    """Refuse parameters of the query that the route does not have, or that stand there twice. Raises RequestError."""
+    route = request.scope.get("route")
+    if not isinstance(route, APIRoute) or not request.url.path.startswith("/v1/"):
+        return
+    known = {field.alias for field in route.dependant.query_params}
+    seen: set[str] = set()
+    for name, _ in request.query_params.multi_items():
+        if name not in known:
+            may = f"known are {', '.join(sorted(known))}" if known else "this address takes none"
+            raise RequestError(shown(name)[1:-1], f"is no parameter of the query; {may}")
+        if name in seen:
+            raise RequestError(name, "stands twice in the query; keep one")
+        seen.add(name)
 
 
 def error_answer(error: Exception, service: Service) -> JSONResponse:
@@ -55,10 +107,7 @@ def error_answer(error: Exception, service: Service) -> JSONResponse:
     if isinstance(error, Unreadable):
         return answer(422, "request_error", str(error), "body")
     if isinstance(error, HTTPException):
-        kind = {404: "not_found", 405: "method_not_allowed", 415: "unsupported_type"}.get(
-            error.status_code, "request_error"
-        )
-        return answer(error.status_code, kind, str(error.detail))
+        return answer(error.status_code, WORDS.get(error.status_code, "request_error"), str(error.detail))
     if isinstance(error, RequestValidationError):
         first = error.errors()[0]
         return answer(422, "request_error", str(first.get("msg")), ".".join(map(str, first.get("loc", ())[1:])) or None)
@@ -76,6 +125,8 @@ def add_errors(app: FastAPI, service: Service) -> None:
 
     async def told(request: Request, error: Exception) -> Response:
         made = error_answer(error, service)
+        if made.status_code == 405:
+            made.headers["allow"] = ", ".join(sorted(methods_at(app, request.scope)))
         service.metrics.refused.labels(json.loads(bytes(made.body))["error"]["type"]).inc()
         return made
 

@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from fastapi import FastAPI, Query, Request, Response
+from fastapi import Depends, FastAPI, Query, Request, Response
 from fastapi.concurrency import run_in_threadpool
 from fastapi.responses import FileResponse, HTMLResponse, JSONResponse, StreamingResponse
 from starlette.exceptions import HTTPException
@@ -17,16 +17,18 @@ from starlette.requests import ClientDisconnect
 
 from .. import __version__
 from ..errors import RequestError
+from ..limits import shown
+from ..request_json import parse_object
 from ..schema import request_schema
 from . import views
-from .answers import Gate, add_errors, answer, missing
-from .intake import Order, from_form, from_json, parse_object
+from .answers import Gate, Stored, add_errors, answer, known_query, missing
+from .intake import Order, from_form, from_json
 from .jobs import ENDED, QUEUED, RUNNING, Job, QueueFull
 from .preview import PICTURE
 from .results import TYPES
 from .security import COOKIE, PAGE_POLICY, SESSION_SECONDS, Refusal
 from .service import ONCE_CHARACTERS, Service
-from .shapes import Deleted, Failed, Health, Models, Ready, Video, Videos, examples
+from .shapes import Deleted, Failed, Health, Models, Ready, Video, Videos, body_schema, examples, form_schema
 from .uploads import JSON_BYTES, TooLarge, read_form, read_whole
 
 log = logging.getLogger("twinreel.serve")
@@ -48,6 +50,7 @@ def build_app(service: Service) -> FastAPI:
         version=__version__,
         summary="Video with its stereo sound",
         responses=ERRORS,
+        dependencies=[Depends(known_query)],
         docs_url=None,
         redoc_url=None,
     )
@@ -64,12 +67,14 @@ def build_app(service: Service) -> FastAPI:
 
 def add_creation(app: FastAPI, service: Service) -> None:
     """POST /v1/videos."""
-    width, height = views.model(service).sizes[1].split("x")
-    shown = {"schema": request_schema(service.weights.spec), "examples": examples(f"{width}x{height}")}
-    form = {"schema": {"type": "object", "properties": {"request": {"type": "string"}, "prompt": {"type": "string"}}}}
-    content = {"application/json": shown, "multipart/form-data": form}
+    spec, most = service.weights.spec, service.options.max_variants
+    schema = body_schema(request_schema(spec), service.weights.name, most)
+    bodies = {"schema": schema, "examples": examples(views.model(service).sizes[1], spec.tasks)}
+    content = {"application/json": bodies, "multipart/form-data": {"schema": form_schema(schema)}}
+    key = {"name": "Idempotency-Key", "in": "header", "schema": {"type": "string", "maxLength": ONCE_CHARACTERS}}
+    described = {"requestBody": {"content": content, "required": True}, "parameters": [key]}
 
-    @app.post("/v1/videos", status_code=201, response_model=Video, openapi_extra={"requestBody": {"content": content}})
+    @app.post("/v1/videos", status_code=201, response_model=Video, openapi_extra=described)
     async def create(request: Request) -> Any:
         """Queue a request. Checked whole before it is queued; see docs/serving.md for fields, uploads and variants."""
         service.check_open()
@@ -87,8 +92,8 @@ def add_creation(app: FastAPI, service: Service) -> None:
         finally:
             await run_in_threadpool(service.discard, folder)
         if new:
-            shown = repr(jobs[0].prompt) if service.options.log_prompts else jobs[0].task
-            log.info("job %s queued, %d in all: %s", jobs[0].id, len(jobs), shown)
+            words = repr(jobs[0].prompt) if service.options.log_prompts else jobs[0].task
+            log.info("job %s queued, %d in all: %s", jobs[0].id, len(jobs), words)
         made = await run_in_threadpool(views.video, service, jobs[0], [job.id for job in jobs])
         headers = {"location": f"/v1/videos/{jobs[0].id}"}
         return JSONResponse(made.model_dump(mode="json"), 201 if new else 200, headers)
@@ -125,6 +130,8 @@ def add_reading(app: FastAPI, service: Service) -> None:
         q: Annotated[str | None, Query(max_length=200)] = None,
     ) -> Videos:
         """Jobs by age, newest first."""
+        if after is not None and service.jobs.get(after) is None:
+            raise RequestError("after", f"there is no video {shown(after)}; it may have been removed: begin without it")
         filters = {"status": status, "task": task, "q": q}
         jobs = service.jobs.page(limit + 1, after, order == "desc", filters)
         data = [views.video(service, job) for job in jobs[:limit]]
@@ -181,14 +188,18 @@ def add_content(app: FastAPI, service: Service) -> None:
     def medium(job: str, number: int) -> Any:
         """A medium of the request."""
         found = service.jobs.get(job)
-        if found is None or not 0 <= number < len(found.body["conditions"]):
+        if found is None:
             return missing(job)
+        count = len(found.body["conditions"])
+        if not 0 <= number < count:
+            has = f"it has {count}, from 0 on" if count else "it was made from text alone"
+            return answer(404, "not_found", f"this video has no input {shown(number)}; {has}")
         kind = found.facts["files"][number]["what"]
-        return FileResponse(service.jobs.path(job) / f"in-{number}", media_type=kind)
+        return Stored(service.jobs.path(job) / f"in-{number}", media_type=kind)
 
     @app.get("/v1/videos/{job}/preview", response_class=Response)
-    def preview(job: str) -> Any:
-        """The newest preview of the forming video: an animated WebP, one pixel a latent."""
+    def preview(job: str, v: int = 0) -> Any:
+        """The newest preview of the forming video: an animated WebP, one pixel a latent. `v` only makes its address new."""
         path = service.jobs.path(job) / PICTURE
         if service.jobs.get(job) is None or not path.is_file():
             return answer(404, "not_found", "there is no preview of this job")
@@ -215,9 +226,9 @@ def content_of(service: Service, job: Job, variant: str, download: bool) -> Resp
     path = service.frames(job) if variant == "frames" else service.jobs.path(job.id) / name
     if not path.is_file():
         return missing(job.id)
-    shown = f"{job.id}{path.suffix}" if download else None
+    named = f"{job.id}{path.suffix}" if download else None
     headers = {"cache-control": "private, max-age=86400, immutable"}
-    return FileResponse(path, media_type=kind, filename=shown, headers=headers)
+    return Stored(path, media_type=kind, filename=named, headers=headers)
 
 
 async def stream(service: Service, job: str) -> AsyncIterator[bytes]:
@@ -229,8 +240,7 @@ async def stream(service: Service, job: str) -> AsyncIterator[bytes]:
             if found is None:
                 return
             now = await run_in_threadpool(views.video, service, found)
-            name = change(last, now)
-            if name is not None:
+            for name in changes(last, now):
                 yield f"event: {name}\ndata: {now.model_dump_json()}\n\n".encode()
             last = now
             if now.status in ENDED or service.hub.closed:
@@ -240,19 +250,16 @@ async def stream(service: Service, job: str) -> AsyncIterator[bytes]:
             await asyncio.sleep(SHORTEST_GAP)
 
 
-def change(last: Video | None, now: Video) -> str | None:
-    """The name of what is new, None for nothing."""
+def changes(last: Video | None, now: Video) -> list[str]:
+    """The names of what is new: none, or one event, or a step and the preview that came with it."""
     if now.status in ENDED:
-        return str(now.status)
+        return [str(now.status)]
     if now.status == QUEUED:
-        return "queued" if last is None or last.status != QUEUED or last.position != now.position else None
-    if last is None or last.running is None or now.running is None:
-        return "stage"
-    if last.preview != now.preview:
-        return "preview"
-    if last.running.stage != now.running.stage:
-        return "stage"
-    return "step" if last.running != now.running else None
+        return ["queued"] if last is None or last.status != QUEUED or last.position != now.position else []
+    if last is None or last.running is None or now.running is None or last.running.stage != now.running.stage:
+        return ["stage"]
+    places = [(at.done, at.total, at.eta, at.note) for at in (last.running, now.running)]
+    return ["step"] * (places[0] != places[1]) + ["preview"] * (last.preview != now.preview)
 
 
 def add_server(app: FastAPI, service: Service) -> None:
@@ -270,7 +277,8 @@ def add_server(app: FastAPI, service: Service) -> None:
         key = body.get("key", "")
         if not isinstance(key, str) or not service.guard.is_key(key):
             raise Refusal(401, "unauthorized", "the API key is wrong")
-        response, secure = Response(status_code=204), request.url.scheme == "https"
+        # what a proxy in front speaks is known from where the page came from
+        response, secure = Response(status_code=204), request.headers.get("origin", "").startswith("https:")
         response.set_cookie(
             COOKIE, service.guard.session(), SESSION_SECONDS, httponly=True, samesite="strict", secure=secure
         )
@@ -317,4 +325,4 @@ def add_page(app: FastAPI) -> None:
             )
         kind = mimetypes.guess_type(path.name)[0]
         headers = {"content-security-policy": PAGE_POLICY, "cache-control": "no-cache"}
-        return FileResponse(path, media_type=kind, headers=headers)
+        return Stored(path, media_type=kind, headers=headers)

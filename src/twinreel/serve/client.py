@@ -14,9 +14,12 @@ from typing import Any
 from urllib.parse import quote, urlencode, urlsplit
 
 from ..errors import ConfigError, RequestError, TwinreelError
+from ..limits import shown
+from ..media.addresses import files_of
+from ..output import OutputOptions, check_output, sidecar_path
 from ..output.report import replacing
 from ..request import Request
-from ..request_json import request_to_json
+from ..request_json import named_in_request, request_to_json
 from ..watch import Event, Watch, ignore
 from .client_media import Medium, medium_of
 
@@ -42,11 +45,10 @@ class Client:
     """
 
     def __init__(self, url: str, key: str | None = None, *, timeout: float = 60.0, patience: float = 0.0) -> None:
-        parts = urlsplit(url)
-        if parts.scheme not in ("http", "https") or not parts.hostname:
-            raise ConfigError(f"server: got {url!r}; write http://HOST:PORT")
-        self._secure, self._host, self._base = parts.scheme == "https", parts.netloc, parts.path.rstrip("/")
+        self._secure, self._host, self._base = _place_of(url)
         self._timeout, self._patience = timeout, patience
+        if key is not None and not (key and key.isascii() and key.isprintable()):
+            raise ConfigError("key: an API key is one or more printable ASCII characters; ask whoever runs the server")
         self._headers = {} if key is None else {"Authorization": f"Bearer {key}"}
 
     def submit(self, request: Request, *, n: int = 1, priority: int = 0, once: str | None = None) -> Answer:
@@ -55,6 +57,12 @@ class Client:
         `once` is the idempotency key, a random one by default: a call that is repeated after a broken connection
         queues nothing twice. Media in memory and files are uploaded.
         """
+        try:
+            return self._submit(request, n, priority, once)
+        except RequestError as error:
+            raise named_in_request(error, request) from None
+
+    def _submit(self, request: Request, n: int, priority: int, once: str | None) -> Answer:
         body, media = request_to_json(request), {}
         sources = [item.image for item in request.keyframes] + [item.source for item in request.references]
         for i, source in enumerate(sources):
@@ -157,17 +165,30 @@ class Client:
         return target
 
     def generate(
-        self, request: Request, path: str | os.PathLike[str], watch: Watch = ignore, *, priority: int = 0
+        self,
+        request: Request,
+        path: str | os.PathLike[str],
+        watch: Watch = ignore,
+        *,
+        priority: int = 0,
+        overwrite: bool = False,
     ) -> Answer:
-        """Queue, wait, download: the video at `path`, its report beside it; returns the finished job."""
+        """Queue, wait, download: the MP4 at `path`, its report beside it; returns the finished job.
+
+        Raises RequestError before anything is queued where a file would be replaced: one that exists, unless
+        `overwrite` says so, or one of the request's own media.
+        """
+        target = check_output(path, OutputOptions(overwrite=overwrite), needed=files_of(request))
+        if target.suffix.lower() != ".mp4":
+            raise RequestError("output", f"got {shown(str(path))}; a server makes MP4 files, so the name ends in .mp4")
         job = self.submit(request, priority=priority)
         try:
             job = self.wait(job["id"], watch)
         except KeyboardInterrupt:
             self.cancel(job["id"])
             raise
-        self.download(job["id"], path)
-        self.download(job["id"], Path(path).with_suffix(".json"), "report")
+        self.download(job["id"], target)
+        self.download(job["id"], sidecar_path(target), "report")
         return job
 
     def _upload(self, body: Answer, media: Mapping[str, Medium], headers: dict[str, str]) -> Answer:
@@ -224,6 +245,30 @@ class Client:
             if not kept:
                 connection.close()
         return _Answered(connection, answer)
+
+
+def _place_of(url: Any) -> tuple[bool, str, str]:
+    """(https, host and port, path before the routes) of a server's address. Raises ConfigError, which repeats no secret
+    that may stand in the address."""
+    how = "write http://HOST:PORT"
+    try:
+        parts = urlsplit(url)
+        secret = parts.username is not None or parts.query or parts.fragment
+        good = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+        (parts.hostname or "").encode("idna"), parts.path.encode("ascii")
+    except (ValueError, TypeError, AttributeError):  # half an IPv6 address, a port beyond 65535, no text
+        raise ConfigError(f"server: {_harmless(url)} is not an address; {how}") from None
+    if secret:
+        raise ConfigError(
+            f"server: an address holds no user, password, ? or #; {how} (and the key by --server-key-file)"
+        )
+    if not good or not url.isprintable() or " " in url:
+        raise ConfigError(f"server: {_harmless(url)} is not the address of a server; {how}")
+    return parts.scheme == "https", parts.netloc, parts.path.rstrip("/")
+
+
+def _harmless(url: Any) -> str:
+    return "what was given" if "@" in str(url) else shown(url)
 
 
 class _Answered:

@@ -46,14 +46,16 @@ def generate(command: Generate) -> dict[str, Any]:
         raise ConfigError("--server: the engine's flags are the server's to set; leave them out")
     if command.trace is not None:
         raise ConfigError("--server: --trace is for runs on this machine; leave it out")
-    if command.output.suffix.lower() != ".mp4":
+    if not command.output.lower().endswith(".mp4"):
         raise RequestError("output", f"got {command.output}; a server makes MP4 files, so the name ends in .mp4")
     if output != OutputOptions(overwrite=output.overwrite):
         raise RequestError("output", "a server chooses how files are written; leave out everything but --overwrite")
-    target = check_output(command.output, output)
+    request = command.request.build()
+    target = check_output(command.output, output, needed=command.needed(request))
     key = None
     if command.server_key_file is not None:
         key = first_line(command.server_key_file, "--server-key-file")
     assert command.server is not None
     with progress(command.report.quiet) as watch:
-        return Client(command.server, key, patience=3600.0).generate(command.request.build(), target, watch)
+        client = Client(command.server, key, patience=3600.0)
+        return client.generate(request, target, watch, overwrite=output.overwrite)

@@ -54,6 +54,8 @@ class Dispatcher:
     def cancel(self, job: str) -> str | None:
         """End a job; see `Jobs.cancel`."""
         state = self.jobs.cancel(job)
+        if state == CANCELLED:
+            self.jobs.grow(job, folder_bytes(self.jobs.path(job)))
         if state is not None:
             self.runner.cancel(job)
             self.hub.touch()
@@ -179,6 +181,7 @@ class Dispatcher:
         self.metrics.finished(took, outcome)
 
     def _end(self, job: Job, status: str, **values: Any) -> None:
+        values.setdefault("size", folder_bytes(self.jobs.path(job.id)))
         self.jobs.end(job.id, status, **values)
         self.metrics.ended.labels(status).inc()
         log.info("job %s %s", job.id, status)
@@ -225,10 +228,11 @@ def recover(jobs: Jobs, max_starts: int) -> None:
         if outcome is not None:
             jobs.end(job.id, COMPLETED, outcome=outcome, size=sync_folder(jobs.path(job.id)))
         elif job.cancelling:
-            jobs.end(job.id, CANCELLED)
+            jobs.end(job.id, CANCELLED, size=folder_bytes(jobs.path(job.id)))
         elif job.starts >= max_starts:
             message = f"the server ended {job.starts} times while it ran"
-            jobs.end(job.id, FAILED, error={"kind": "EngineLost", "field": None, "message": message})
+            error = {"kind": "EngineLost", "field": None, "message": message}
+            jobs.end(job.id, FAILED, error=error, size=folder_bytes(jobs.path(job.id)))
         else:
             jobs.put_back(job.id)
 
@@ -247,6 +251,14 @@ def finished(folder: Path) -> dict[str, Any] | None:
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return None
     return outcome if whole and outcome["sizes"] else None
+
+
+def folder_bytes(folder: Path) -> int:
+    """Bytes of a job's files: its media, and whatever it has left."""
+    try:
+        return sum(path.stat().st_size for path in folder.iterdir())
+    except OSError:  # removed meanwhile, or a preview that gives way to the next
+        return 0
 
 
 def sync_folder(folder: Path) -> int:

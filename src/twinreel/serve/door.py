@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
 
-from ..config import EngineConfig, resolve
+from ..config import EngineConfig
 from ..errors import CheckpointError, ConfigError, TwinreelError
 
 SECONDS = 120.0
@@ -31,18 +31,15 @@ def check_engine(config: EngineConfig) -> None:
 
 def main(words: Sequence[str] | None = None) -> int:
     """Check the settings in `words[0]`; a refusal is one JSON object on stdout and exit code 1."""
-    from ..demo import bundled_model
-    from ..topology import Sizes, choose_mesh, num_ranks
+    from ..demo import model_folder
+    from ..topology import check_choices
     from ..weights import locate, read_spec
 
     settings: dict[str, Any] = json.loads((sys.argv[1:] if words is None else words)[0])
     config = EngineConfig(**settings)
     try:
-        bundled = config.model is None and not config.components
-        spec = read_spec(locate(bundled_model() if bundled else config.model, config.components))
-        count = num_ranks(config, None)
-        choose_mesh(config, count, Sizes(spec.dit.heads, spec.text.kv_heads, weights=0))
-        resolve(config, spec.dit.head_dim)
+        spec = read_spec(locate(model_folder(config), config.components))
+        check_choices(config, spec)
     except TwinreelError as error:
         print(json.dumps({"kind": type(error).__name__, "message": str(error)}))
         return 1

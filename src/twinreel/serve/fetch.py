@@ -6,13 +6,14 @@ a redirect starts all over. So neither a name that points inwards nor one that c
 
 from __future__ import annotations
 
+import contextlib
 import http.client
 import ipaddress
 import socket
 import ssl
+import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
-from pathlib import Path
 from urllib.parse import urljoin, urlsplit
 
 from ..errors import RequestError
@@ -54,12 +55,16 @@ class Fetcher:
         self._hosts = tuple(host.lower().rstrip(".") for host in hosts)
         self._resolve, self._allowed, self._ports = resolve, allowed, set(ports)
 
-    def fetch(self, address: str, target: Path, field: str, max_bytes: int) -> int:
-        """Write what `address` gives to `target`; its bytes. Raises RequestError naming `field`."""
+    def fetch(self, address: str, take: Callable[[bytes], object], field: str, max_bytes: int) -> int:
+        """Hand what `address` gives to `take`, block by block; its bytes. Raises RequestError naming `field`."""
         end = time.monotonic() + MAX_SECONDS
         try:
             for _ in range(REDIRECTS + 1):
                 connection, path, name = self._connect(address, field)
+                # a host that sends a byte now and then keeps every single wait short
+                clock = threading.Timer(max(0.0, end - time.monotonic()), _hang_up, (connection,))
+                clock.daemon = True
+                clock.start()
                 try:
                     connection.request("GET", path, headers={"Host": name, "User-Agent": "twinreel", "Accept": "*/*"})
                     answer = connection.getresponse()
@@ -68,10 +73,13 @@ class Fetcher:
                         continue
                     if answer.status != 200:
                         raise RequestError(field, f"{name} answered {answer.status}; check the address")
-                    return _save(answer, target, field, max_bytes, end)
+                    return _pass_on(answer, take, field, max_bytes)
                 finally:
+                    clock.cancel()
                     connection.close()
         except (OSError, http.client.HTTPException, ValueError) as error:
+            if time.monotonic() >= end:
+                raise RequestError(field, f"took more than {MAX_SECONDS:g} s; upload the medium instead") from None
             raise RequestError(field, f"cannot be fetched ({type(error).__name__}); check the address") from None
         raise RequestError(field, f"redirects more than {REDIRECTS} times; give the final address")
 
@@ -97,14 +105,18 @@ class Fetcher:
         return connection, path, parts.netloc
 
 
-def _save(answer: http.client.HTTPResponse, target: Path, field: str, max_bytes: int, end: float) -> int:
+def _hang_up(connection: http.client.HTTPConnection) -> None:
+    with contextlib.suppress(OSError):
+        connection.sock.shutdown(socket.SHUT_RDWR)
+
+
+def _pass_on(answer: http.client.HTTPResponse, take: Callable[[bytes], object], field: str, max_bytes: int) -> int:
     size = 0
-    with target.open("wb") as file:
-        while block := answer.read1(BLOCK):
-            size += len(block)
-            if size > max_bytes:
-                raise RequestError(field, f"is larger than {max_bytes >> 20:,} MiB; give a smaller file")
-            if time.monotonic() > end:
-                raise RequestError(field, f"took more than {MAX_SECONDS:g} s; upload the medium instead")
-            file.write(block)
+    while block := answer.read1(BLOCK):
+        size += len(block)
+        if size > max_bytes:
+            raise RequestError(field, f"is larger than {max_bytes >> 20:,} MiB; give a smaller file")
+        take(block)
+    if answer.length:
+        raise http.client.IncompleteRead(b"", answer.length)
     return size

@@ -7,16 +7,16 @@ from __future__ import annotations
 
 import base64
 import binascii
-import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from ..errors import RequestError
-from ..limits import REFERENCES_IN_ALL, check_number, check_text, shown
+from ..limits import REFERENCES_IN_ALL, Range, check_number, check_text, shown
 from ..media.addresses import MEDIA, PICTURE
+from ..request_json import REFUSED, TOP, json_place, parse_object
 from .fetch import Fetcher
 from .uploads import Form, Limits, Spool, TooLarge, Upload
 
@@ -34,19 +34,7 @@ NUMBERS: tuple[str, ...] = (
 NUMBERS += ("short_edge", "width", "height")
 INSIDE_TARGET = ("aspect_ratio", "duration_seconds", "short_edge", "width", "height")
 FIRST, LAST, REFERENCE = ("first_frame", "input_reference"), "last_frame", "reference"
-# Where `Request`'s own fields stand in the JSON.
-PLACES = {
-    "duration": "target.duration_seconds",
-    "aspect": "target.aspect_ratio",
-    "size": "target.width",
-    "short_edge": "target.short_edge",
-    "steps": "num_inference_steps",
-    "shifts": "flow_shift",
-    "keyframes": "conditions",
-    "references": "conditions",
-}
-ITEM_PLACES = {"image": "uri", "source": "uri", "index": "frame_index", "kind": "type"}
-ITEM_PLACES |= {"start": "start_time_seconds", "end": "end_time_seconds", "fit": "fit"}
+OWN = ("n", "priority", "model", "seconds", "size", *FIRST, LAST)  # of a JSON body, besides a request's
 
 
 @dataclass
@@ -61,7 +49,8 @@ class Order:
 
     def named(self, error: RequestError) -> RequestError:
         """`error` with its field as the client wrote it."""
-        place = json_place(error.field, self.body.get("conditions", []))
+        # a name that stands in the body is the client's own, such as that of a field there is not
+        place = error.field if error.field in self.body else json_place(error.field, self.body.get("conditions", []))
         for ours, theirs in self.names.items():
             if place == ours or place.startswith((f"{ours}.", f"{ours}[")):
                 place = theirs
@@ -70,50 +59,18 @@ class Order:
         return RequestError(place, message)
 
 
-def json_place(name: str, conditions: Any) -> str:
-    """The JSON path of one of `Request`'s fields: `references[1].source` is `conditions[2].uri` after a keyframe."""
-    found = re.fullmatch(r"(keyframes|references)\[(\d+)\](?:\.(\w+))?", name)
-    if found is None:
-        return PLACES.get(name, name)
-    role = found[1].removesuffix("s")
-    items = conditions if isinstance(conditions, list) else []
-    places = [i for i, item in enumerate(items) if isinstance(item, Mapping) and item.get("role") == role]
-    number = int(found[2])
-    if number >= len(places):
-        return "conditions"
-    rest = f".{ITEM_PLACES.get(found[3], found[3])}" if found[3] else ""
-    return f"conditions[{places[number]}]{rest}"
-
-
-def parse_object(text: str | bytes, name: str = "request") -> dict[str, Any]:
-    """A JSON object; duplicate keys, NaN and anything else are refused. Raises RequestError."""
-
-    def pairs(items: list[tuple[str, Any]]) -> dict[str, Any]:
-        seen = dict(items)
-        if len(seen) < len(items):
-            keys = [key for key, _ in items]
-            twice = next(key for key in keys if keys.count(key) > 1)
-            raise RequestError(shown(twice)[1:-1], "stands twice in one JSON object; keep one")
-        return seen
-
-    def constant(word: str) -> Any:
-        raise RequestError(name, f"holds {word}, which is not a JSON number; leave the field out")
-
-    try:
-        body = json.loads(text, object_pairs_hook=pairs, parse_constant=constant)
-    except (ValueError, RecursionError) as error:
-        raise RequestError(name, f"is not JSON: {error}") from None
-    if not isinstance(body, dict):
-        raise RequestError(name, f"got {type(body).__name__}; a JSON object is needed")
-    return body
-
-
 def from_json(body: dict[str, Any], model: str) -> Order:
     """An order from a JSON object with SPEC 11's fields, ours and OpenAI's. Raises RequestError."""
     body = dict(body)
+    known = (*TOP, *OWN)
+    for name in body:
+        if name not in known and name not in REFUSED:  # those have reasons of their own
+            raise RequestError(shown(name)[1:-1], f"is not a field; known are {', '.join(known)}")
     order = Order(body)
-    order.n = _whole(body.pop("n", 1), "n", 1, 1 << 20)
-    order.priority = _whole(body.pop("priority", 0), "priority", *PRIORITIES)
+    order.n = body.pop("n", 1)
+    check_number("n", order.n, whole=True)
+    order.priority = body.pop("priority", 0)
+    Range(*PRIORITIES, whole=True).check("priority", order.priority)
     named = body.pop("model", None)
     if named not in (None, model):
         raise RequestError("model", f"got {shown(named)}; this server runs {model!r}, or leave it out")
@@ -224,13 +181,6 @@ def _number(name: str, text: str) -> int | float:
     return float(text) if "." in text else int(text)
 
 
-def _whole(value: Any, name: str, low: int, high: int) -> int:
-    check_number(name, value, whole=True)
-    if not low <= value <= high:
-        raise RequestError(name, f"got {shown(value)}; from {low:,} to {high:,}")
-    return int(value)
-
-
 class Placer:
     """Brings an order's media into files `in-N` of `folder`; `spooled` holds those that the multipart reader made."""
 
@@ -287,24 +237,24 @@ class Placer:
             data = base64.b64decode(text, validate=True)
         except (binascii.Error, ValueError) as error:
             raise RequestError(place, f"is not base64 ({error}); encode the file's bytes again") from None
-        return self._spool(data, place)
+        return self._spool(place, lambda take: take(data))
 
     def _remote(self, address: str, place: str) -> Upload:
-        path = self._folder / f"remote-{len(self.made)}"
-        self._limits.room()
-        self._fetcher.fetch(address, path, place, self._limits.bytes - self._total)
-        data = path.read_bytes()
-        path.unlink()
-        return self._spool(data, place)
+        most = self._limits.bytes - self._total
+        return self._spool(place, lambda take: self._fetcher.fetch(address, take, place, most))
 
-    def _spool(self, data: bytes, place: str) -> Upload:
-        self._total += len(data)
-        if self._total > self._limits.bytes:
-            raise TooLarge(f"the media are larger than {self._limits.bytes >> 20:,} MiB together")
-        self._limits.room()
+    def _spool(self, place: str, send: Callable[[Callable[[bytes], None]], object]) -> Upload:
         spool = Spool(place, self._folder / f"made-{len(self.made)}", self._limits, place)
-        try:
+
+        def take(data: bytes) -> None:
+            self._total += len(data)
+            if self._total > self._limits.bytes:
+                raise TooLarge(f"the media are larger than {self._limits.bytes >> 20:,} MiB together")
+            self._limits.room()
             spool.write(data)
+
+        try:
+            send(take)
             return spool.end()
         finally:
             spool.close()

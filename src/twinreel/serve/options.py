@@ -3,14 +3,37 @@
 from __future__ import annotations
 
 import ipaddress
+import re
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from ..errors import ConfigError
+from ..limits import shown
+from ..small_files import read_small, why
 
 MIB, GIB = 1 << 20, 1 << 30
 KEY_FILE_BYTES = 4096
 SHORTEST_KEY = 16  # characters; below that a key can be guessed over the network
+WEEK, CENTURY = 7 * 86400.0, 36500.0  # seconds, days: what is longer is a slip, and some clocks cannot count to it
+# What each number may be, ends included; one whose low end is a whole number must be whole itself.
+NUMBERS: dict[str, tuple[float, float]] = {
+    "port": (0, 65535),
+    "max_queued": (1, 1_000_000),
+    "max_variants": (1, 1000),
+    "upload_mib": (1, 1 << 20),
+    "megapixels": (0.001, 1000.0),
+    "idle_seconds": (0.01, WEEK),
+    "keep_days": (0.001, CENTURY),
+    "keep_gib": (0.001, 1e6),
+    "spare_gib": (0.0, 1e6),
+    "drain_seconds": (0.0, WEEK),
+    "retries": (0, 100),
+    "max_starts": (1, 1_000_000),
+    "stall_seconds": (1.0, WEEK),
+    "cache_mib": (0, 1 << 30),
+}
+_NAME = re.compile(r"[a-z0-9_]([a-z0-9_-]{0,61}[a-z0-9_])?(\.[a-z0-9_]([a-z0-9_-]{0,61}[a-z0-9_])?)*", re.IGNORECASE)
 
 
 @dataclass(frozen=True)
@@ -65,17 +88,41 @@ class ServeOptions:
 
 def check_options(options: ServeOptions) -> str | None:
     """The API key, or None where none is asked for. Raises ConfigError for what is unsafe or cannot work."""
-    for name in ("max_queued", "max_variants", "upload_mib", "megapixels", "idle_seconds", "max_starts", "keep_gib"):
-        if getattr(options, name) <= 0:
-            raise ConfigError(f"{name}: got {getattr(options, name)}; it must be above 0")
-    if not 0 <= options.port <= 65535:
-        raise ConfigError(f"port: got {options.port}; from 0 (any free one) to 65535")
+    for name, (low, high) in NUMBERS.items():
+        _check_number(f"--{name.replace('_', '-')}", getattr(options, name), low, high)
+    for name in options.names:
+        if not is_host(name):
+            raise ConfigError(f"--names: got {name!r}; write one host name each, such as video.example.org")
+    for name in options.remote_hosts:
+        if not is_host(name.removeprefix(".")):
+            raise ConfigError(
+                f"--remote-hosts: got {name!r}; write example.org, or .example.org for it and its subdomains"
+            )
     key = None if options.api_key_file is None else _read_key(options.api_key_file)
     if key is None and not is_loopback(options.host):
         raise ConfigError(
             f"host: {options.host} can be reached from other machines; give --api-key-file, or listen at 127.0.0.1"
         )
     return key
+
+
+def _check_number(name: str, value: Any, low: float, high: float) -> None:
+    whole = isinstance(low, int)
+    kinds = (int,) if whole else (int, float)
+    if isinstance(value, bool) or not isinstance(value, kinds) or not low <= value <= high:
+        kind = "a whole number" if whole else "a number"
+        raise ConfigError(f"{name}: got {shown(value)}; give {kind} from {low:,} to {high:,}")
+
+
+def is_host(name: Any) -> bool:
+    """Whether `name` can be what a host is called: a name or an address, with neither port nor wildcard."""
+    if not isinstance(name, str) or len(name) > 253:
+        return False
+    try:
+        ipaddress.ip_address(name.strip("[]"))
+        return True
+    except ValueError:
+        return _NAME.fullmatch(name.removesuffix(".")) is not None
 
 
 def is_loopback(host: str) -> bool:
@@ -91,13 +138,9 @@ def is_loopback(host: str) -> bool:
 def first_line(path: Path, name: str) -> str:
     """The first line of a small file that holds a key, stripped. Raises ConfigError that begins with `name`."""
     try:
-        if path.exists() and (not path.is_file() or path.stat().st_size > KEY_FILE_BYTES):
-            raise ConfigError(
-                f"{name}: {path} is no file of at most {KEY_FILE_BYTES} bytes; name the file with the key"
-            )
-        return path.read_text(encoding="utf-8").partition("\n")[0].strip()
+        return read_small(path, KEY_FILE_BYTES).decode("utf-8").partition("\n")[0].strip()
     except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{name}: cannot read {path} ({error}); name the file with the key") from None
+        raise ConfigError(f"{name}: cannot read {path} ({why(error)}); name the file with the key") from None
 
 
 def _read_key(path: Path) -> str:

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from ..engine import Engine
 
 MAP, PICTURE = "preview.json", "preview.webp"
-EVERY = 0.5  # seconds between two previews
+SHARE = 0.1  # of a run's time that previews may take: one at every step, and fewer where steps are that short
 MILLISECONDS = 140  # a latent frame stands for 17/5 frames at 24 a second
 NONE_YET = "no latent-to-RGB map has been fitted for these weights, so there is no preview"
 
@@ -63,7 +63,7 @@ class Previewer:
         self._made, self._folder = made, folder
         self._x: Any = None
         self._sigmas: list[float] = []
-        self._last = 0.0
+        self._last = self._took = 0.0
 
     @property
     def active(self) -> bool:
@@ -84,9 +84,10 @@ class Previewer:
     def _step(self, velocity: Any, step: int) -> None:
         self._x = self._x.to(velocity.device)
         sigma, after = self._sigmas[step], self._sigmas[step + 1]
-        if time.monotonic() - self._last >= EVERY or step + 2 == len(self._sigmas):
-            self._last = time.monotonic()
+        begun = time.monotonic()
+        if begun - self._last >= self._took / SHARE or step + 2 == len(self._sigmas):
             self._write(self._x + sigma * velocity)
+            self._last, self._took = begun, time.monotonic() - begun
         self._x = self._x + (sigma - after) * velocity
 
     def _write(self, clean: Any) -> None:

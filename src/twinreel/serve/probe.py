@@ -117,7 +117,7 @@ def check(order: dict[str, Any], specs: dict[str, Spec]) -> dict[str, Any]:
     most = int(clip_frames(spec).high)
     items = [(f"keyframes[{i}]", item) for i, item in enumerate(request.keyframes)]
     items += [(f"references[{i}]", item) for i, item in enumerate(request.references)]  # type: ignore[misc]
-    return facts_of(request, spec, [read_source(item, spec, most, where) for where, item in items])
+    return facts_of(request, spec, [read_source(item, spec, most, where, look=True) for where, item in items])
 
 
 def _spec(model: dict[str, Any], specs: dict[str, Spec]) -> Spec:

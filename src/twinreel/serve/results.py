@@ -89,7 +89,8 @@ class Results:
 
 def resumable(folder: Path) -> Path | None:
     """Latents that an earlier attempt left, or None."""
-    return next((path for path in (folder / KEPT, latents_path(folder / VIDEO)) if path.exists()), None)
+    # the engine's own first: the other name may be the same file, which a decode would not read and replace at once
+    return next((path for path in (latents_path(folder / VIDEO), folder / KEPT) if path.exists()), None)
 
 
 def write_wav(path: Path, samples: np.ndarray) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import signal
 import socket
 import sys
 from collections.abc import AsyncIterator, Callable
@@ -17,6 +18,7 @@ from fastapi.concurrency import run_in_threadpool
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from ..errors import ConfigError
+from ..limits import shown
 from .app import build_app
 from .service import Service
 
@@ -27,16 +29,37 @@ BACKLOG = 2048
 
 
 class Connection(H11Protocol):
-    """HTTP/1.1, with an end to connections that never say what they want."""
+    """HTTP/1.1, with an end to connections that never say what they want: neither at first nor after an answer."""
+
+    _clock: asyncio.TimerHandle | None = None
+    _seen: Any = None  # the request that was the newest when the clock was started
 
     def connection_made(self, transport: Any) -> None:
         """Start the clock."""
         super().connection_made(transport)
-        asyncio.get_running_loop().call_later(HEADER_SECONDS, self._check_silence)
+        self._start_clock()
+
+    def data_received(self, data: bytes) -> None:
+        """Start the clock at the beginning of a further request."""
+        if self._clock is None and self._waits():
+            self._start_clock()
+        super().data_received(data)
+
+    def _start_clock(self) -> None:
+        self._seen = self.cycle
+        self._clock = asyncio.get_running_loop().call_later(HEADER_SECONDS, self._check_silence)
+
+    def _waits(self) -> bool:
+        return self.cycle is None or self.cycle.response_complete
 
     def _check_silence(self) -> None:
-        if self.cycle is None and not self.transport.is_closing():
+        seen, self._seen, self._clock = self._seen, None, None
+        if self.transport.is_closing() or not self._waits():
+            return
+        if self.cycle is seen:
             self.transport.close()
+        elif self.timeout_keep_alive_task is None:  # a further head has begun meanwhile
+            self._start_clock()
 
 
 class Server(uvicorn.Server):
@@ -87,17 +110,22 @@ def listen(host: str, port: int) -> socket.socket:
         wire.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         wire.bind(place)
         wire.listen(BACKLOG)  # whoever has been told the address may come, and waits until the server is up
-    except OSError as error:
-        raise ConfigError(f"port: cannot listen at {host}:{port} ({error.strerror}); name another") from None
+    except (OSError, ValueError) as error:  # a name that no name service takes is a ValueError
+        why = getattr(error, "strerror", None) or error
+        raise ConfigError(f"port: cannot listen at {shown(host)[1:-1]}:{port} ({why}); name another") from None
     return wire
 
 
 def serve(service: Service, told: Callable[[str], None] = print) -> int:
-    """Serve until SIGINT or SIGTERM; `told` is given the address. Returns the exit code."""
+    """Serve until SIGINT or SIGTERM; `told` is given the address. Returns the exit code, 128 and the signal's number."""
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(name)s %(message)s", stream=sys.stderr)
     logging.getLogger("uvicorn.error").setLevel(logging.WARNING)
     wire = listen(service.options.host, service.options.port)
     host, port = wire.getsockname()[:2]
     told(f"http://{f'[{host}]' if ':' in host else host}:{port}")
-    make_server(service).run(sockets=[wire])
+    try:
+        make_server(service).run(sockets=[wire])
+    except KeyboardInterrupt as error:  # raised by uvicorn at its very end: the signal it was stopped by
+        print("twinreel: stopped in order; jobs that were not done go on when it serves again", file=sys.stderr)
+        return 128 + int(getattr(error, "signal", signal.SIGINT))
     return 0

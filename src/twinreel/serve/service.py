@@ -8,6 +8,7 @@ import os
 import re
 import secrets
 import shutil
+import sqlite3
 import sys
 import time
 from collections.abc import Mapping
@@ -17,7 +18,7 @@ from typing import IO, Any
 
 from ..config import EngineConfig, check_config
 from ..errors import ConfigError, RequestError
-from ..limits import SEEDS
+from ..limits import SEEDS, shown
 from ..policy_options import parse_policy
 from ..request import check_request
 from ..request_json import request_from_json
@@ -34,6 +35,7 @@ from .probe import Probe, facts_of
 from .runner import EngineRunner, Runner
 from .security import Guard
 from .uploads import Limits, make_room
+from .warm import check_warm
 
 BUNDLED = "twinreel-bundled"
 ONCE_CHARACTERS = 200
@@ -106,9 +108,10 @@ class Service:
         self.options = options
         self.guard = Guard(check_options(options), options.host, options.names)
         self.weights = find_weights(config)
+        check_warm(options.warm, self.weights.spec)
         self.folder = options.data.absolute()
         self._lock = claim(self.folder)
-        self.jobs = Jobs(self.folder)
+        self.jobs = open_queue(self.folder)
         self.hub, self.metrics = Hub(), Metrics()
         command = worker_command(config, options, self.weights, self.folder)
         runner = runner or EngineRunner(command, stall_seconds=options.stall_seconds)
@@ -177,7 +180,8 @@ class Service:
             message = without_paths(str(told).removeprefix(f"{told.field}: "), folder)
             raise RequestError(told.field, message) from None
         drafts = self._drafts(order, body, facts)
-        mark = hashlib.sha256(json.dumps([body, order.n, [item["sha256"] for item in files]]).encode()).hexdigest()
+        asked = [body, order.n, order.priority, [item["sha256"] for item in files]]
+        mark = hashlib.sha256(json.dumps(asked).encode()).hexdigest()
         if once is not None and (made := self.jobs.made_by(once, mark)):
             return made, False
         folders = [self.jobs.path(draft.id) for draft in drafts]
@@ -198,8 +202,8 @@ class Service:
     def _settle(self, order: Order, folder: Path) -> tuple[dict[str, Any], dict[str, Any], list[dict[str, Any]]]:
         """(facts, body, files) of an order: every check that needs no weight is done here."""
         spec = self.weights.spec
-        if order.n > self.options.max_variants:
-            raise RequestError("n", f"got {order.n}; at most {self.options.max_variants}")
+        if not 1 <= order.n <= self.options.max_variants:
+            raise RequestError("n", f"got {shown(order.n)}; from 1 to {self.options.max_variants} on this server")
         bare = request_from_json({**order.body, "conditions": _named(order.body.get("conditions"))})
         check_request(bare, spec)  # before any medium is fetched or decoded
         if getattr(parse_policy(bare.policy), "profile", None) is not None:
@@ -251,7 +255,7 @@ class Service:
         state, cause = self.dispatcher.engine, self.dispatcher.cause
         if self.stopping:
             return False, "stopped", "the server is shutting down"
-        return state == "ready" and cause is None, state, cause
+        return state == "ready" and cause is None, state, None if cause is None else pathless(cause)
 
     def frames(self, job: Job) -> Path:
         """The ZIP of a finished job's frames, made when first asked for. Raises Unavailable, OSError."""
@@ -296,6 +300,11 @@ def without_paths(text: str, folder: Path) -> str:
     return re.sub(rf"{re.escape(str(folder))}/[\w.-]+", "the medium", text)
 
 
+def pathless(text: str) -> str:
+    """A message for clients: files of this machine by their last names alone."""
+    return re.sub(r"(?<![\w.:/])(?:/[\w.@+~-]+)+/([\w.@+~-]+)", r"\1", text)
+
+
 def sync(path: Path) -> None:
     """Have a file or folder on the disk when this returns."""
     number = os.open(path, os.O_RDONLY)
@@ -303,6 +312,14 @@ def sync(path: Path) -> None:
         os.fsync(number)
     finally:
         os.close(number)
+
+
+def open_queue(folder: Path) -> Jobs:
+    """The queue in `folder`. Raises ConfigError for a file that is none, or another program's."""
+    try:
+        return Jobs(folder)
+    except sqlite3.Error as error:
+        raise ConfigError(f"data: {folder}/queue.sqlite cannot be used ({error}); name another folder") from None
 
 
 def claim(folder: Path) -> IO[str]:

@@ -6,12 +6,16 @@ everywhere else; what is modelled here are the answers.
 
 from __future__ import annotations
 
+import json
+from collections.abc import Sequence
 from typing import Any, Literal
 
 from pydantic import BaseModel, Field
 
+from .intake import FIRST, LAST, PRIORITIES, REFERENCE
+
 Status = Literal["queued", "in_progress", "completed", "failed", "cancelled"]
-FINAL = ("completed", "failed", "cancelled")
+FRAMES = (*FIRST, LAST)
 
 
 class Failure(BaseModel):
@@ -195,6 +199,14 @@ EXAMPLES: dict[str, dict[str, Any]] = {
             "num_inference_steps": 50,
         },
     },
+    "ref2va": {
+        "summary": "A reference, named in the prompt",
+        "value": {
+            "prompt": "The woman of <Picture 1> walks along a beach. Waves roll in; she hums.",
+            "conditions": [{"type": "image", "uri": "PICTURE", "role": "reference"}],
+            "target": {"aspect_ratio": "16:9", "duration_seconds": 5},
+        },
+    },
     "variants": {
         "summary": "Three seeds, one after another, ahead of other jobs, fewer calls",
         "value": {"prompt": "Rain on a tin roof.", "n": 3, "priority": 5, "seed": 7, "policy": "forecast:balanced"},
@@ -204,6 +216,8 @@ EXAMPLES: dict[str, dict[str, Any]] = {
         "value": {"prompt": "A slow pan over a quiet harbour.", "seconds": "5", "size": "SIZE"},
     },
 }
+# The task of an example that is not called by it.
+EXAMPLE_TASKS = {"variants": "t2va", "openai": "t2va"}
 # A plain 96x64 PNG, so that the documented example runs as it stands.
 PICTURE = (
     "data:image/png;base64,iVBORw0KGgoAAAANSUhEUgAAAGAAAABACAIAAABqVuVZAAAAaklEQVR42u3QMQEAMAgAoLlcBjOisUzg7wERiK587L4C"
@@ -212,11 +226,35 @@ PICTURE = (
 )
 
 
-def examples(size: str) -> dict[str, dict[str, Any]]:
-    """The documented bodies, with a picture and a canvas that the loaded weights take."""
-    made = {name: dict(example) for name, example in EXAMPLES.items()}
-    fl2va = dict(made["fl2va"]["value"])
-    fl2va["conditions"] = [dict(fl2va["conditions"][0], uri=PICTURE)]
-    made["fl2va"]["value"] = fl2va
-    made["openai"]["value"] = dict(made["openai"]["value"], size=size)
-    return made
+def examples(size: str, tasks: Sequence[str]) -> dict[str, dict[str, Any]]:
+    """The documented bodies of these tasks, with a picture and a canvas that the loaded weights take."""
+    text = json.dumps({name: item for name, item in EXAMPLES.items() if EXAMPLE_TASKS.get(name, name) in tasks})
+    made = json.loads(text.replace("PICTURE", PICTURE).replace("SIZE", size))
+    return dict(made)
+
+
+def body_schema(request: dict[str, Any], model: str, variants: int) -> dict[str, Any]:
+    """JSON schema of a POST's body: that of a `request`, and what only a server takes."""
+    number = {"type": "number"}, {"type": "string", "pattern": r"^\d+(\.\d+)?$"}
+    frame = {"type": "string", "description": "data: address, upload:PART or, where allowed, http(s)"}
+    more: dict[str, Any] = {
+        "n": {"type": "integer", "minimum": 1, "maximum": variants, "default": 1, "description": "seed, seed + 1, ..."},
+        "priority": {"type": "integer", "minimum": PRIORITIES[0], "maximum": PRIORITIES[1], "default": 0},
+        "model": {"const": model},
+        "seconds": {"anyOf": list(number), "description": "target.duration_seconds"},
+        "size": {"type": "string", "pattern": r"^\d{1,5}x\d{1,5}$", "description": "target.width x target.height"},
+        "first_frame": frame,
+        "input_reference": frame | {"description": "OpenAI's name of first_frame"},
+        "last_frame": frame,
+    }
+    return {**request, "title": "POST /v1/videos", "properties": {**request["properties"], **more}}
+
+
+def form_schema(body: dict[str, Any]) -> dict[str, Any]:
+    """Schema of a POST as multipart/form-data: a part `request` with the JSON, or flat fields; and files."""
+    properties = body["properties"] | body["properties"]["target"]["properties"]
+    flat = {name: item for name, item in properties.items() if name not in ("conditions", "target", *FRAMES)}
+    file = {"type": "string", "format": "binary"}
+    files = dict.fromkeys(FRAMES, file) | {REFERENCE: {"type": "array", "items": file}}
+    whole = {"type": "string", "description": "the JSON body; files then have the names its upload:PART addresses give"}
+    return {"type": "object", "properties": {"request": whole, **flat, **files}}

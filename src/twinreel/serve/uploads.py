@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import math
 import shutil
+import struct
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field
 from io import BytesIO
@@ -121,6 +123,7 @@ class Spool:
         self._file: BinaryIO = path.open("wb")
         self._head: bytearray | None = bytearray()
         self._sized = False
+        self._kind: str | None = None  # Pillow's name of the format
         self._sha = hashlib.sha256()
 
     def write(self, data: bytes) -> None:
@@ -154,40 +157,37 @@ class Spool:
         self._file.close()
 
     def _judge(self) -> None:
-        family, what, _ = judge(bytes(self._head or b""))
+        family, what, self._kind = judge(bytes(self._head or b""))
         self.upload.family, self.upload.what = family, what
         if family == OTHER:
             raise RequestError(self._field, f"holds {what}; send a picture, clip or sound")
 
     def _measure(self) -> None:
-        size = picture_size(bytes(self._head or b""))
-        if size is None:
+        pixels = picture_pixels(bytes(self._head or b""), self._kind or "")
+        if pixels is None:
             return
         self._sized = True
-        pixels = size[0] * size[1]
         if pixels > self._limits.pixels:
             raise RequestError(
                 self._field,
-                f"is a picture of {size[0]}x{size[1]}, {pixels / 1e6:.1f} million pixels; at most "
+                f"is a picture of {pixels / 1e6:.1f} million pixels; at most "
                 f"{self._limits.pixels / 1e6:g} million are read, so scale it down",
             )
 
 
-def picture_size(head: bytes) -> tuple[int, int] | None:
-    """(width, height) of the picture that begins with `head`, None when that does not say yet; decodes no pixel."""
-    import warnings
+def picture_pixels(head: bytes, kind: str) -> int | None:
+    """Pixels of the picture of Pillow's format `kind` that begins with `head`; None when that does not say yet.
 
+    The one reader of the format is asked for the size in its head, and decodes nothing. `Image.open` would ask all of
+    them, and has a limit of its own.
+    """
     from PIL import Image
 
+    Image.init()
     try:
-        with warnings.catch_warnings():
-            # the size is what is asked for here: PIL's own alarm at large ones is ours to raise
-            warnings.simplefilter("ignore", Image.DecompressionBombWarning)
-            with Image.open(BytesIO(head)) as picture:
-                return picture.size
-    except Image.DecompressionBombError:
-        return 1 << 20, 1 << 20
-    except (OSError, ValueError, SyntaxError, EOFError, OverflowError, KeyError, TypeError):
+        with Image.OPEN[kind][0](BytesIO(head), "") as picture:
+            return math.prod(picture.size)
+    except (OSError, ValueError, SyntaxError, EOFError, OverflowError, LookupError, TypeError, struct.error):
         return None
 
 

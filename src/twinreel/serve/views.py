@@ -9,12 +9,13 @@ from .. import limits
 from ..plan import canvas
 from ..policy_options import KINDS
 from ..request import Request
+from ..request_json import json_place
 from ..schema import request_schema
 from .hub import State
 from .jobs import COMPLETED, QUEUED, RUNNING, Job
 from .preview import NONE_YET, load_map
 from .results import TYPES
-from .service import Service
+from .service import Service, pathless
 from .shapes import Failure, Input, Model, Policy, Progress, Video
 
 # Where the stages lie on the way from 0 to 100; what is not listed stands at the beginning.
@@ -115,7 +116,11 @@ def failure(job: Job) -> Failure:
     """Why a job failed, its field as in the request's JSON."""
     error = job.error or {}
     kind = "request_error" if error.get("kind") == "RequestError" else "engine_error"
-    return Failure(type=kind, code=error.get("kind"), field=error.get("field"), message=error.get("message") or "")
+    field, message = error.get("field"), error.get("message") or ""
+    if field is not None:
+        message = message.removeprefix(f"{field}: ")
+        field = json_place(field, job.body.get("conditions", []))
+    return Failure(type=kind, code=error.get("kind"), field=field, message=pathless(message))
 
 
 def model(service: Service) -> Model:

@@ -6,7 +6,6 @@ import fcntl
 import json
 import os
 import queue
-import re
 import signal
 import sys
 import threading
@@ -18,13 +17,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..errors import Cancelled, CheckpointError, ConfigError, RequestError
-from ..request import Keyframe, Reference, Request
 from ..request_json import request_from_json
 from ..watch import Event
 from .child import Voice
 from .preview import Previewer
 from .results import Results, resumable
 from .runner import outcome_file
+from .warm import warm_request
 
 if TYPE_CHECKING:
     from ..engine import Engine
@@ -180,30 +179,15 @@ class Teller:
 
 
 def warm_up(engine: Engine, text: str, voice: Voice) -> None:
-    """Run a request of two steps of the task and size that `text` names (`t2va@1344x768x5`). Raises ConfigError."""
-    found = re.fullmatch(r"(t2va|fl2va|ref2va)@(\d+)x(\d+)x(\d+(?:\.\d+)?)", text)
-    if found is None:
-        raise ConfigError(f"warm: got {text!r}; write TASK@WIDTHxHEIGHTxSECONDS, such as t2va@1344x768x5")
-    import numpy as np
-
-    from ..sources import Picture
-
-    width, height = int(found[2]), int(found[3])
-    grey = Picture(np.full((height, width, 3), 128, np.uint8))
-    media: dict[str, Any] = {}
-    if found[1] == "fl2va":
-        media["keyframes"] = (Keyframe(grey),)
-    elif found[1] == "ref2va":
-        media["references"] = (Reference("image", grey),)
+    """Run what `text` names (`t2va@1344x768x5`). Raises ConfigError."""
 
     def tell(event: Event) -> None:
         voice.say(event="progress", stage=f"warm-up {event.stage}", done=event.done, total=event.total)
 
     try:
-        request = Request("Warm-up.", size=(width, height), duration=float(found[4]), steps=2, **media)
-        engine.generate(request, tell)
+        engine.generate(warm_request(text), tell)
     except RequestError as error:
-        raise ConfigError(f"warm: {text}: {error}") from None
+        raise ConfigError(f"--warm: {text}: {error}") from None
 
 
 if __name__ == "__main__":

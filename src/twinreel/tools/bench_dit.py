@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gc
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -16,16 +16,23 @@ from ..layout import PackedLayout, build_layout, shard
 from ..models.dit import DiT
 from ..models.modulation import LiveModulation, Modulation
 from ..models.modulation_tables import PrecomputedModulation
+from ..models.quantized import quantized_kind
 from ..noise import Rows
 from ..ops import Ops, describe
+from ..ops.e4m3 import E4M3
 from ..parallel import Parallel
 from ..pipeline import predictor
 from ..plan import Plan, make_plan
+from ..precision import Fp8
 from ..request import Request
 from ..schedule import make_sigmas, step_timesteps
 from ..spec import Spec
+from ..weights.keymap import SCALE
+from ..weights.stream import narrow
+from .bench_fp8 import attention_rates, product_rate, product_shapes
 from .timing import card, kernels, measure, product_roof
 
+Steps = list[tuple[Tensor, Tensor]]
 STEP = 1  # the first step at which video and audio have timesteps of their own
 
 
@@ -36,6 +43,26 @@ class Sizes:
     frames: int
     size: tuple[int, int] | None
     text: int
+
+
+@dataclass(frozen=True)
+class Way:
+    """One way to run the model: the precision as it was asked for, its table of ops, and what of it is in e4m3, with the
+    table that these blocks have."""
+
+    precision: str
+    ops: Ops
+    fp8: Fp8 | None = None
+    narrow: Ops | None = None
+
+    @property
+    def why(self) -> dict[str, str]:
+        """How the tables were chosen."""
+        return dict((self.narrow or self.ops).why)
+
+    def blocks(self, layers: int) -> range:
+        """The blocks in e4m3."""
+        return range(0) if self.fp8 is None else range(self.fp8.blocks, layers - self.fp8.blocks)
 
 
 @dataclass(frozen=True)
@@ -64,12 +91,20 @@ def random_tensor(name: str, shape: tuple[int, ...], device: torch.device, dtype
     return drawn.mul_(shape[-1] ** -0.5 if len(shape) > 1 else 0.02)
 
 
-def fill(module: nn.Module, device: torch.device) -> nn.Module:
-    """A module from the meta device, filled with `random_tensor` in the dtypes it was built with."""
+def fill(module: nn.Module, device: torch.device, apart: str | None = None) -> nn.Module:
+    """A module from the meta device, filled with `random_tensor` in the dtypes it was built with; e4m3 weights are bf16
+    ones quantized. Parameters whose names begin with `apart` have their memory already."""
     for name, meta in list(module.named_parameters()):
+        if apart is not None and name.startswith(apart):
+            continue
         path, _, leaf = name.rpartition(".")
-        tensor = random_tensor(name, tuple(meta.shape), device, meta.dtype)
-        setattr(module.get_submodule(path), leaf, nn.Parameter(tensor, requires_grad=False))
+        owner = module.get_submodule(path)
+        if leaf.endswith(SCALE) and hasattr(owner, leaf.removesuffix(SCALE)):
+            continue  # comes with its weight
+        dtype = torch.bfloat16 if meta.dtype == E4M3 else meta.dtype
+        tensor = random_tensor(name, tuple(meta.shape), device, dtype)
+        for made, part in (narrow(leaf, tensor) if meta.dtype == E4M3 else {leaf: tensor}).items():
+            setattr(owner, made, nn.Parameter(part, requires_grad=False))
     return module.eval()
 
 
@@ -89,53 +124,69 @@ def random_modulation(kind: str, spec: Spec, setting: Setting) -> Modulation:
 
 
 @torch.inference_mode()
-def bench_dit(spec: Spec, sizes: Sizes, tables: list[Ops], setting: Setting) -> dict[str, Any]:
-    """Seconds of one call for each table of ops, peak memory, share of the floor. Plain values."""
+def bench_dit(spec: Spec, sizes: Sizes, ways: list[Way], setting: Setting) -> dict[str, Any]:
+    """Seconds of one call in each way, peak memory, share of its floor. Plain values."""
     plan, layout = plan_of(sizes, spec)
     device, rows = setting.device, layout.tags_S.shape[0]
     result: dict[str, Any] = {
         "canvas": [plan.width, plan.height], "frames": plan.frames, "rows": rows, "text": sizes.text,
         "dtype": str(setting.dtype).removeprefix("torch."), "card_before": card(device),
     }  # fmt: skip
-    work = call_work(spec, rows)
-    result["petaflop"] = {name: value / 1e15 for name, value in work.items()}
-    result["roofs_tflops"] = roofs = _roofs(spec, rows, tables[0], setting)
-    floor = work["products"] / roofs["products"] / 1e12 + work["attention"] / roofs["attention"] / 1e12
-    result["floor_seconds"] = floor
-    print(f"{rows} rows; floor {floor:.3f} s from {roofs['products']:.0f} and {roofs['attention']:.0f} TFLOP/s")
-    result["calls"] = _calls(spec, plan, layout, tables, setting, floor)
+    result["petaflop"] = {name: value / 1e15 for name, value in call_work(spec, rows).items()}
+    result["roofs_tflops"] = roofs = _roofs(spec, rows, ways, setting)
+    floors = {way.precision: floor_seconds(spec, rows, way, roofs) for way in ways}
+    result["floor_seconds"] = floors
+    rates = ", ".join(f"{name} {rate:.0f}" for name, rate in roofs.items())
+    print(f"{rows} rows; TFLOP/s {rates}; floors {', '.join(f'{name} {s:.3f} s' for name, s in floors.items())}")
+    result["calls"] = _calls(spec, plan, layout, ways, setting)
+    for call in result["calls"]:
+        call["share_of_floor"] = floors[call["precision"]] / call["seconds"]
     return result | {"card_after": card(device)}
 
 
-def _calls(
-    spec: Spec, plan: Plan, layout: PackedLayout, tables: list[Ops], setting: Setting, floor: float
-) -> list[dict[str, Any]]:
-    device, models = setting.device, _models(spec, tables, setting)
+def floor_seconds(spec: Spec, rows: int, way: Way, roofs: Mapping[str, float]) -> float:
+    """The products' and attention's time of one call at the measured rates."""
+    work, layers = call_work(spec, rows), spec.dit.layers
+    share = len(way.blocks(layers)) / layers
+    attention = "fp8_attention" if way.why.get("fp8_attention", "").startswith("fp8") else "attention"
+    rates = (("products", "fp8_products"), ("attention", attention))
+    return sum(
+        work[wide] / 1e12 * ((1 - share) / roofs[wide] + (share / roofs[narrowed] if share else 0))
+        for wide, narrowed in rates
+    )
+
+
+def inputs(spec: Spec, plan: Plan, layout: PackedLayout, setting: Setting) -> tuple[Steps, Tensor, Rows]:
+    """The timesteps of every step, and random prompt embeddings and rows."""
     sigmas = make_sigmas(plan.steps, plan.shifts)
-    steps = [step_timesteps(layout, sigmas, step) for step in range(sigmas.calls)]
-    text = torch.randn(len(layout.text_indices), spec.dit.text_dim, device=device, dtype=setting.dtype)
+    text = torch.randn(len(layout.text_indices), spec.dit.text_dim, device=setting.device, dtype=setting.dtype)
     sizes = ((layout.video_indices, spec.dit.video_row), (layout.audio_indices, spec.dit.audio_channels))
-    start = Rows(*(torch.randn(len(indices), width, device=device) for indices, width in sizes))
+    start = Rows(*(torch.randn(len(indices), width, device=setting.device) for indices, width in sizes))
+    return [step_timesteps(layout, sigmas, step) for step in range(sigmas.calls)], text, start
+
+
+def _calls(spec: Spec, plan: Plan, layout: PackedLayout, ways: list[Way], setting: Setting) -> list[dict[str, Any]]:
+    models, (steps, text, start) = _models(spec, ways, setting), inputs(spec, plan, layout, setting)
     found, outputs = list[dict[str, Any]](), list[Rows]()
     for kind in ("precompute", "live") if setting.adaln == "both" else (setting.adaln,):
         modulation = random_modulation(kind, spec, setting)
         made = modulation.prepare([timesteps for timesteps, _ in steps])
-        for table in tables:
-            call = predictor(models[table.name], modulation, text, shard(layout, 1, 0), steps)
-            row, out = _time(partial(call, STEP, start), setting)
+        for way, model in zip(ways, models, strict=True):
+            call = predictor(model, modulation, text, shard(layout, 1, 0), steps)
+            row, out = time_call(partial(call, STEP, start), setting)
             outputs.append(out)
             row |= {
-                "ops": table.name,
-                "implementations": describe(table),
-                "why": dict(table.why),
+                "precision": way.precision,
+                "ops": way.ops.name,
+                "implementations": describe(way.ops),
+                "why": way.why,
                 "adaln": made,
-                "share_of_floor": floor / row["seconds"],
-                "equal_to_first": _equal(out, outputs[0]),
+                "equal_to_first": equal(out, outputs[0]),
                 "distance_to_first": _distance(out, outputs[0]),
             }
             found.append(row)
             print(
-                f"{kind:10} {table.name:10} {row['seconds']:7.3f} s a call, {row['share_of_floor']:.1%} of the floor, "
+                f"{kind:10} {way.ops.name:10} {way.precision:14} {row['seconds']:7.3f} s a call, "
                 f"peak {row['peak_gib']:.2f} GiB, distance to the first {row['distance_to_first']:.1e}"
             )
             del call
@@ -144,15 +195,20 @@ def _calls(
     return found
 
 
-def _models(spec: Spec, tables: list[Ops], setting: Setting) -> dict[str, DiT]:
-    """One DiT for each table, all of them over one set of weights."""
-    with torch.device("meta"):
-        models = {table.name: DiT(spec.dit, table, Parallel.single(), setting.dtype) for table in tables}
-    first = next(iter(models.values()))
-    fill(first, setting.device)
-    for model in models.values():
-        model.load_state_dict(first.state_dict(), assign=True)
-        model.requires_grad_(False)
+def _models(spec: Spec, ways: list[Way], setting: Setting) -> list[DiT]:
+    """A DiT for each way, those of one precision over one set of weights."""
+    models, first = list[DiT](), dict[str, nn.Module]()
+    for way in ways:
+        kinds = {}
+        if way.narrow is not None:
+            kinds = dict.fromkeys(way.blocks(spec.dit.layers), quantized_kind(way.narrow))
+        with torch.device("meta"):
+            model = DiT(spec.dit, way.ops, Parallel.single(), setting.dtype, kinds)
+        if way.precision in first:
+            model.load_state_dict(first[way.precision].state_dict(), assign=True)
+        else:
+            first[way.precision] = fill(model, setting.device)
+        models.append(model.requires_grad_(False))
     return models
 
 
@@ -163,22 +219,30 @@ def call_work(spec: Spec, rows: int) -> dict[str, int]:
     return {"products": 2 * rows * width * dit.layers, "attention": 4 * rows * rows * dit.inner * dit.layers}
 
 
-def _roofs(spec: Spec, rows: int, table: Ops, setting: Setting) -> dict[str, float]:
-    dit, device = spec.dit, setting.device
-    shapes = ((dit.hidden, 3 * dit.inner), (dit.inner, dit.hidden), (dit.hidden, 2 * dit.ffn), (dit.ffn, dit.hidden))
+def _roofs(spec: Spec, rows: int, ways: list[Way], setting: Setting) -> dict[str, float]:
+    dit, device, table = spec.dit, setting.device, ways[0].ops
+    shapes = list(product_shapes(dit).values())
     like = torch.empty(0, device=device, dtype=setting.dtype)
     # the time of all four together: their rates, weighted by their work
     spent = sum(a * b / product_roof(rows, a, b, like, setting.seconds / 2) for a, b in shapes)
     qkv = torch.randn(rows, dit.heads, 3, dit.head_dim, device=device, dtype=setting.dtype)
     q, k = (x.contiguous() for x in qkv.unbind(2)[:2])
     attend = measure(lambda: table.attention(q, k, qkv[:, :, 2], rows), device, setting.seconds)["seconds"]
-    return {
+    roofs = {
         "products": sum(a * b for a, b in shapes) / spent,
         "attention": 4 * rows * rows * dit.inner / attend / 1e12,
     }
+    narrow_tables = [way.narrow for way in ways if way.narrow is not None]
+    if narrow_tables:
+        table = narrow_tables[0]
+        spent = sum(a * b / product_rate(table, rows, (a, b), device, setting.seconds / 2) for a, b in shapes)
+        roofs["fp8_products"] = sum(a * b for a, b in shapes) / spent
+        roofs["fp8_attention"] = attention_rates(table, qkv, setting.seconds)["kernel"]
+    return roofs
 
 
-def _time(call: Any, setting: Setting) -> tuple[dict[str, Any], Rows]:
+def time_call(call: Any, setting: Setting) -> tuple[dict[str, Any], Rows]:
+    """Seconds and peak memory of `call`, whether it repeats its bits and is finite; and what it gives."""
     cuda = setting.device.type == "cuda"
     out = call()
     if cuda:
@@ -189,14 +253,15 @@ def _time(call: Any, setting: Setting) -> tuple[dict[str, Any], Rows]:
     row["peak_gib"] = torch.cuda.max_memory_allocated(setting.device) / 2**30 if cuda else 0.0
     row["resting_gib"] = resting / 2**30 if cuda else 0.0
     again = call()
-    row["repeats"] = _equal(out, again)
+    row["repeats"] = equal(out, again)
     row["finite"] = all(bool(x.isfinite().all()) for x in vars(out).values())
     if setting.profile:
         row["kernels"] = kernels(call, setting.device)
     return row, out
 
 
-def _equal(a: Rows, b: Rows) -> bool:
+def equal(a: Rows, b: Rows) -> bool:
+    """Whether all bits are the same."""
     return torch.equal(a.video, b.video) and torch.equal(a.audio, b.audio)
 
 

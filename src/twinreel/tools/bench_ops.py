@@ -13,13 +13,14 @@ from torch import Tensor
 
 from ..models.layers import RMSNorm
 from ..models.modulation import BlockModulation, Gated
-from ..ops import Ops, select
+from ..ops import Ops, e4m3, select
 from ..ops.attention import KINDS, choose
 from ..spec import DiTSpec
+from .bench_fp8 import bench_fp8, product_shapes, values_of
 from .timing import card, copy_roof, host_roof, measure, product_roof
 
 TIMESTEPS = 2
-WARPS = (2, 4, 8, 16)
+WARPS = (2, 4, 8, 16, 32)
 
 
 @dataclass(frozen=True)
@@ -90,19 +91,22 @@ def bench_ops(spec: DiTSpec, rows: int, device: torch.device, dtype: torch.dtype
         result["warps"] = _sweep(tables[0], inputs, device, seconds)
     result["attention"] = bench_attention(inputs.qkv, seconds)
     del tables
-    shapes = _shapes(spec)
     result["products_tflops"] = {
-        name: product_roof(rows, inputs_, outputs, inputs.x, seconds) for name, (inputs_, outputs) in shapes.items()
+        name: product_roof(rows, inputs_, outputs, inputs.x, seconds)
+        for name, (inputs_, outputs) in product_shapes(spec).items()
     }
+    result["fp8"] = _fp8(spec, inputs.qkv, seconds)
     result["host_link_gbs"] = host_roof(device, seconds, 1 << 29)
     return result | {"card": card(device)}
 
 
-def _shapes(spec: DiTSpec) -> dict[str, tuple[int, int]]:
-    return {
-        "qkv": (spec.hidden, 3 * spec.inner), "out": (spec.inner, spec.hidden), "fc1": (spec.hidden, 2 * spec.ffn),
-        "fc2": (spec.ffn, spec.hidden),
-    }  # fmt: skip
+def _fp8(spec: DiTSpec, qkv_SH3d: Tensor, seconds: float) -> dict[str, Any]:
+    how: dict[str, Any] = {"dtype": torch.bfloat16, "head_dim": spec.head_dim}
+    try:
+        table = select("triton", qkv_SH3d.device, "auto", **how)
+    except ValueError:
+        table = select("reference", qkv_SH3d.device, "auto", **how)
+    return bench_fp8(spec, table, "auto", qkv_SH3d.to(torch.bfloat16), seconds)
 
 
 Run = Callable[[Ops], Any]
@@ -112,6 +116,7 @@ def _ops(i: Inputs) -> dict[str, tuple[Run, int]]:
     """Op -> how to run it on a table, and the fewest bytes it must move: inputs read once, outputs written once."""
     row, qk = i.x.nbytes, i.qkv.nbytes // 3 * 2
     moves = sum(3 * x.nbytes for x, *_ in i.streams)
+    byte = 1 / i.x.element_size()  # of what a value takes in e4m3
     return {
         "rms_norm": (lambda t: t.rms_norm(i.x, i.norm), 2 * row),
         "norm_modulate": (lambda t: t.norm_modulate(i.x, i.norm, i.mod.msa), 2 * row),
@@ -120,7 +125,19 @@ def _ops(i: Inputs) -> dict[str, tuple[Run, int]]:
         "qk_norm_rope": (lambda t: t.qk_norm_rope(i.qkv, *i.head_norms, i.rope)[:2], 2 * qk),
         "swiglu": (lambda t: t.swiglu(i.u), i.u.nbytes * 3 // 2),
         "euler": (lambda t: t.euler(i.streams) or [out for _, _, out, _ in i.streams], moves),
-    }
+    } | ({
+        "quantize_rows": (lambda t: t.quantize_rows(i.x), int((1 + byte) * row)),
+        "norm_modulate_quantized": (
+            lambda t: t.norm_modulate_quantized(i.x, i.norm, i.mod.msa), int((1 + byte) * row)
+        ),
+        "gate_norm_modulate_quantized": (
+            lambda t: t.gate_norm_modulate_quantized(i.x, i.h, i.norm, i.mod), int((3 + byte) * row)
+        ),
+        "swiglu_quantized": (lambda t: t.swiglu_quantized(i.u), int(i.u.nbytes * (1 + byte / 2))),
+        "quantize_heads": (
+            lambda t: t.quantize_heads(*i.qkv.unbind(2), len(i.qkv)), int(i.qkv.nbytes * (2 + byte))
+        ),
+    } if e4m3.fits(i.x.device) else {})  # fmt: skip
 
 
 def _rows_of(
@@ -142,37 +159,41 @@ def _rows_of(
 
 def _apart(out: Any, run: Run, definition: Ops) -> dict[str, float]:
     """How far from the definition: share of elements that differ, largest difference. Checked before it is timed."""
-    mine = [x.clone() for x in ([out] if isinstance(out, Tensor) else out)]
-    theirs = run(definition)
-    theirs = [theirs] if isinstance(theirs, Tensor) else list(theirs)
+    mine = [x.clone() for x in values_of(out)]
+    theirs = values_of(run(definition))
     differ = sum(int((a != b).sum()) for a, b in zip(mine, theirs, strict=True))
     largest = max(float((a.float() - b.float()).abs().max()) for a, b in zip(mine, theirs, strict=True))
     return {"share": differ / sum(x.numel() for x in mine), "largest": largest}
 
 
 @contextmanager
-def _warps(module: Any, count: int) -> Iterator[None]:
-    """Launch with `count` warps a program, for a sweep only."""
-    before, module.warps_for = module.warps_for, lambda *_: count
+def _warps(module: Any, name: str, count: int) -> Iterator[None]:
+    """Launch with `count` warps a program, which the module's function `name` says otherwise, for a sweep only."""
+    before = getattr(module, name)
+    setattr(module, name, lambda *_: count)
     try:
         yield
     finally:
-        module.warps_for = before
+        setattr(module, name, before)
 
 
 def _sweep(table: Ops, i: Inputs, device: torch.device, seconds: float) -> dict[str, dict[int, float]]:
     """GB/s of each kernel over the number of warps: whether the one that is built in is the best."""
-    from ..ops import gate_add, norm_modulate, qk_norm_rope, swiglu
+    from ..ops import gate_add, norm_modulate, qk_norm_rope, quantize_heads, quantize_rows, swiglu
 
+    row, usual = (swiglu, "row_warps_for"), "warps_for"
     modules = {
-        "norm_modulate": norm_modulate, "gate_norm_modulate": norm_modulate, "gate_add": gate_add,
-        "qk_norm_rope": qk_norm_rope, "swiglu": swiglu,
+        "norm_modulate": (norm_modulate, usual), "gate_norm_modulate": (norm_modulate, usual),
+        "gate_add": (gate_add, usual), "qk_norm_rope": (qk_norm_rope, usual), "swiglu": (swiglu, usual),
+        "norm_modulate_quantized": (norm_modulate, usual), "gate_norm_modulate_quantized": (norm_modulate, usual),
+        "swiglu_quantized": row, "quantize_rows": (quantize_rows, usual), "quantize_heads": (quantize_heads, usual),
     }  # fmt: skip
     found: dict[str, dict[int, float]] = {}
-    for name, module in modules.items():
-        run, moved = _ops(i)[name]
+    ops = _ops(i)
+    for name in [name for name in modules if name in ops]:
+        (module, function), (run, moved) = modules[name], ops[name]
         for warps in WARPS:
-            with _warps(module, warps):
+            with _warps(module, function, warps):
                 spent = measure(partial(run, table), device, seconds / 4)["seconds"]
             found.setdefault(name, {})[warps] = round(moved / spent / 1e9, 1)
         print(f"{name:20} GB/s by warps: {found[name]}")

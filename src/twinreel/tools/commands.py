@@ -1,15 +1,17 @@
-"""`compare` and `validate` from their flags to what is printed."""
+"""`compare`, `validate` and `quantize` from their flags to what is printed."""
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from ..errors import ConfigError, RequestError
-from ..tool_flags import Compare, Validate
+from ..output import write_probe
+from ..small_files import why
+from ..tool_flags import Compare, Quantize, Validate
 from ..watch import Event
 from . import against, pareto
 from .compare import compare, summary, write_json
@@ -31,14 +33,29 @@ class Outcome:
 
 def run_compare(command: Compare) -> Outcome:
     """`twinreel compare`. Raises RequestError."""
+    check_targets({"output": command.output, "page": command.page}, (command.a, command.b))
     result = compare(command.a, command.b, command.page, not command.no_ssim)
     if command.output is not None:
         write_json(command.output, result)
     return Outcome(result, summary(result))
 
 
+def run_quantize(command: Quantize) -> Outcome:
+    """`twinreel quantize`. Raises RequestError, ConfigError, CheckpointError."""
+    from ..weights.quantize import quantize
+
+    def tell(path: str) -> None:
+        if not command.report.quiet:
+            print(f"twinreel: writing {path}", file=sys.stderr)
+
+    facts = quantize(command.source, command.target, command.blocks, tell)
+    return Outcome(facts, "\n".join(f"{name:12}  {value}" for name, value in facts.items()))
+
+
 def run_validate(command: Validate) -> Outcome:
     """`twinreel validate` in its three forms. Raises RequestError, ConfigError and what engines raise."""
+    read = [Path(text) for text in (command.requests, command.base, command.test) if text]
+    check_targets({"output": command.output, "pareto": command.pareto}, read)
     base, requests = _base(command), _requests(command)
     tell = _Progress(command.report.quiet)
     if command.against is not None:
@@ -59,6 +76,29 @@ def run_validate(command: Validate) -> Outcome:
     if command.output is not None:
         write_json(command.output, report)
     return outcome
+
+
+RUNS: Mapping[type, Callable[[Any], Outcome]] = {
+    Compare: run_compare,
+    Validate: run_validate,
+    Quantize: run_quantize,
+}
+
+
+def check_targets(targets: Mapping[str, Path | None], read: Sequence[Path]) -> None:
+    """Refuse, before the work, files that could not be written after it, or are among what is `read`. RequestError."""
+    for field, path in targets.items():
+        if path is None:
+            continue
+        try:
+            if any(path.samefile(other) for other in read if path.exists() and other.exists()):
+                raise RequestError(field, f"{path} would take the place of what is read; name another")
+            if path.is_dir():
+                raise RequestError(field, f"{path} is a folder; name a file")
+            if path.is_file() or not path.exists():
+                write_probe(path)
+        except OSError as error:
+            raise RequestError(field, f"{path} cannot be written ({why(error)}); name another") from None
 
 
 def _base(command: Validate) -> Setup:

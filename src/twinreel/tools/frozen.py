@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from ..errors import RequestError
 from ..request import Keyframe, Reference, Request
 from ..sources import Clip, Picture, Sound
 from ..spec import FPS
@@ -24,6 +25,7 @@ RATE = 32_000
 SECONDS = 2.0  # of reference clips and sounds: the shortest the released model takes
 RED, BLUE, GREEN = (225, 30, 30), (40, 70, 235), (35, 185, 52)
 FIRST_SEED, EXTRA_SEED = 11, 1000
+MOST_SEEDS = 1000
 
 
 @dataclass(frozen=True)
@@ -110,7 +112,9 @@ def frozen_requests() -> tuple[Named, ...]:
 
 
 def more_seeds(count: int) -> tuple[Named, ...]:
-    """`count` further requests: the text prompts in turn, with seeds from 1000 on."""
+    """`count` further requests: the text prompts in turn, with seeds from 1000 on. Raises RequestError."""
+    if not 0 <= count <= MOST_SEEDS:
+        raise RequestError("more_seeds", f"got {count}; from 0 to {MOST_SEEDS}")
     text = [named for named in frozen_requests() if named.request.resolved_task == "t2va"]
     made = []
     for i in range(count):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,6 +13,7 @@ from numpy.typing import NDArray
 from ..errors import RequestError
 from ..media.soundtrack import samples_of
 from ..output.report import hash_file, sidecar_path
+from ..small_files import read_small_json
 
 
 @dataclass(frozen=True)
@@ -81,7 +81,7 @@ def _hashes(path: Path) -> dict[str, str]:
 def read_report(path: Path) -> dict[str, Any] | None:
     """A run's report, or None when `path` is none."""
     try:
-        data = json.loads(path.read_text(encoding="utf-8"))
+        data = read_small_json(path)
     except (OSError, ValueError):
         return None
     return data if isinstance(data, dict) and isinstance(data.get("sha256"), dict) else None

@@ -12,7 +12,7 @@ from ..output.report import versions
 from ..watch import Watch, ignore
 from .frozen import FROZEN, Named
 from .plots import Frame, Point, draw_points
-from .setups import Runs, Setup
+from .setups import Runs, Setup, check_setups
 from .validate import measure
 
 POLICIES = (
@@ -49,6 +49,7 @@ def setups(base: Setup, steps: int) -> dict[str, Setup]:
 
 def pareto(base: Setup, requests: Sequence[Named], watch: Watch = ignore) -> dict[str, Any]:
     """Mean and worst figures of every setup against `base`; the requests share their number of steps."""
+    check_setups(setups(base, requests[0].request.steps).values(), requests)
     points = {}
     with tempfile.TemporaryDirectory(prefix="twinreel-pareto-") as folder:
         runs = Runs(Path(folder), watch)

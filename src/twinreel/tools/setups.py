@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import gc
-import json
 import tomllib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_type_hints
@@ -14,9 +13,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..config import EngineConfig
+from ..demo import model_folder
 from ..errors import ConfigError
+from ..limits import shown
 from ..policy_options import format_policy, parse_policy
+from ..request import Request, check_request
+from ..small_files import read_small, read_small_json, why
+from ..topology import check_choices
 from ..watch import Watch, ignore
+from ..weights import locate, read_spec
 from .frozen import Named
 
 if TYPE_CHECKING:
@@ -30,6 +35,10 @@ class Setup:
     engine: EngineConfig = EngineConfig()
     policy: str = "every-step"
     steps: int | None = None
+
+    def applied(self, request: Request) -> Request:
+        """`request` with this policy, and these steps if there are some."""
+        return replace(request, policy=self.policy, steps=request.steps if self.steps is None else self.steps)
 
     def describe(self) -> dict[str, Any]:
         """What differs from the defaults."""
@@ -66,17 +75,18 @@ def parse_setup(text: str, base: Setup | None = None) -> Setup:
     path = Path(text)
     if path.suffix in (".toml", ".json"):
         try:
-            content = path.read_text(encoding="utf-8")
-            given = json.loads(content) if path.suffix == ".json" else tomllib.loads(content)
-        except (OSError, ValueError) as error:
-            raise ConfigError(f"{path}: cannot be read as a setup ({error})") from None
+            given = read_small_json(path) if path.suffix == ".json" else tomllib.loads(read_small(path).decode("utf-8"))
+        except (OSError, ValueError, RecursionError) as error:
+            raise ConfigError(f"{shown(text)}: cannot be read as a setup ({why(error)})") from None
+        if not isinstance(given, dict):
+            raise ConfigError(f'{shown(text)}: holds no object; write one such as {{"policy": "reuse"}}')
     else:
         pairs = [word.partition("=") for word in text.split()]
         given = {key: value for key, _, value in pairs}
         for key, equals, _ in pairs:
             if not equals:
                 raise ConfigError(
-                    f"{text!r}: {key!r} is not key=value; write words such as precision=bf16 policy=reuse"
+                    f"{shown(text)}: {shown(key)} is not key=value; write words such as precision=bf16 policy=reuse"
                 )
     return _build(given, base or Setup(), text)
 
@@ -88,7 +98,7 @@ def _build(given: Mapping[str, Any], base: Setup, text: str) -> Setup:
         if key in ("policy", "steps"):
             continue
         if key not in hints:
-            raise ConfigError(f"{text!r}: no field {key!r}; known are policy, steps, {', '.join(hints)}")
+            raise ConfigError(f"{shown(text)}: no field {shown(key)}; known are policy, steps, {', '.join(hints)}")
         engine[key] = _typed(key, value, hints[key], text)
     policy = format_policy(parse_policy(given.get("policy", base.policy)))
     steps = _typed("steps", given["steps"], int, text) if "steps" in given else base.steps
@@ -102,12 +112,22 @@ def _typed(key: str, value: Any, hint: Any, text: str) -> Any:
         try:
             return int(value)
         except ValueError:
-            raise ConfigError(f"{text!r}: {key} is {value!r}; a whole number is needed") from None
+            raise ConfigError(f"{shown(text)}: {key} is {shown(value)}; a whole number is needed") from None
     if hint is bool:
         if value.lower() not in ("true", "false"):
-            raise ConfigError(f"{text!r}: {key} is {value!r}; use true or false")
+            raise ConfigError(f"{shown(text)}: {key} is {shown(value)}; use true or false")
         return value.lower() == "true"
     return value
+
+
+def check_setups(setups: Iterable[Setup], requests: Sequence[Named]) -> None:
+    """Refuse before the first run what a later one would refuse. Raises ConfigError, CheckpointError, RequestError."""
+    for setup in setups:
+        spec = read_spec(locate(model_folder(setup.engine), setup.engine.components))
+        check_choices(setup.engine, spec)
+        for named in requests:
+            if named.request.resolved_task in spec.tasks:
+                check_request(setup.applied(named.request), spec, allow_remote=setup.engine.allow_remote)
 
 
 class Runs:
@@ -134,8 +154,7 @@ class Runs:
         return [self._one(engine, setup, named) for named in requests]
 
     def _one(self, engine: Engine, setup: Setup, named: Named) -> Result:
-        steps = named.request.steps if setup.steps is None else setup.steps
-        media = engine.generate(replace(named.request, policy=setup.policy, steps=steps), self.watch)
+        media = engine.generate(setup.applied(named.request), self.watch)
         path = self.folder / f"{self._count:05d}.npz"
         self._count += 1
         np.savez(path, frames=media.video, waveform=media.audio)

@@ -7,12 +7,17 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from ..errors import RequestError
+from ..limits import check_text
+from ..output import write_probe
 from ..output.report import replacing
+from ..small_files import read_small_json, why
 
 SCHEMA = "twinreel-trace/1"
 MANIFEST = "manifest.json"
@@ -22,29 +27,32 @@ class Trace:
     """A `watch.Boundary` that writes: each boundary at once as a file, the manifest at `finish`.
 
     Of `velocity` the first, the middle and the last step are kept, or with `all_steps` every one. The folder is made;
-    one that holds a manifest already is refused with RequestError.
+    RequestError for one that holds anything or cannot be written to, then and when its disk fills up.
     """
 
     def __init__(self, folder: str | Path, all_steps: bool = False) -> None:
         self.folder, self.all_steps = Path(folder), all_steps
         self.boundaries: list[dict[str, Any]] = []
-        if (self.folder / MANIFEST).exists():
-            raise RequestError("trace", f"{folder} holds a trace already; name a new folder")
-        try:
+        check_text("trace", os.fspath(folder))
+        if self.folder == Path():
+            raise RequestError("trace", "is the current folder; name a new one")
+        with self._writing():
             self.folder.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise RequestError("trace", f"{folder} cannot be made: {error.strerror}") from None
+            if any(self.folder.iterdir()):
+                raise RequestError("trace", f"{folder} holds files already; name a new folder")
+            write_probe(self.folder / MANIFEST)
 
     def __call__(self, name: str, values: Mapping[str, Any], part: int = 0, parts: int = 1) -> None:
         """Write one boundary; no tensors, no file."""
         if name == "velocity" and not self.all_steps and part not in (0, parts // 2, parts - 1):
             return
-        from safetensors.torch import save_file
+        from safetensors.torch import save
 
         label = name if parts == 1 else f"{name}.{part}"
         tensors = {key: _plain(value) for key, value in values.items()}
         file = f"{len(self.boundaries):03d}-{label}.safetensors"
-        save_file(tensors, self.folder / file)
+        with self._writing(), replacing(self.folder / file) as temporary:
+            temporary.write_bytes(save(tensors))
         self.boundaries.append({"name": label, "file": file, "tensors": {k: _facts(t) for k, t in tensors.items()}})
 
     def finish(self, report: Mapping[str, Any]) -> Path:
@@ -57,9 +65,17 @@ class Trace:
             "report": report,
             "boundaries": self.boundaries,
         }
-        with replacing(self.folder / MANIFEST) as temporary:
+        with self._writing(), replacing(self.folder / MANIFEST) as temporary:
             temporary.write_text(json.dumps(manifest, indent=1, default=str) + "\n", encoding="utf-8")
         return self.folder / MANIFEST
+
+    @contextmanager
+    def _writing(self) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            why = f"cannot be written to ({error.strerror or error}); free some room there, or name another folder"
+            raise RequestError("trace", f"{self.folder} {why}") from None
 
 
 def _plain(value: Any) -> Any:
@@ -86,9 +102,9 @@ def is_trace(path: Path) -> bool:
 def read_manifest(folder: Path) -> dict[str, Any]:
     """A trace's manifest. Raises RequestError when it is not one of this schema."""
     try:
-        manifest = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
+        manifest = read_small_json(folder / MANIFEST)
     except (OSError, ValueError) as error:
-        raise RequestError("trace", f"{folder / MANIFEST} cannot be read: {error}") from None
+        raise RequestError("trace", f"{folder / MANIFEST} cannot be read: {why(error)}") from None
     if not isinstance(manifest, dict) or manifest.get("schema") != SCHEMA:
         raise RequestError("trace", f"{folder / MANIFEST} is not of schema {SCHEMA}")
     return manifest

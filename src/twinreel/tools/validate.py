@@ -9,14 +9,16 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import ConfigError, RequestError
+from ..limits import shown
 from ..output.report import versions
 from ..request_json import request_from_json
+from ..small_files import MOST_JSON, read_small_json, why
 from ..spec import Spec
 from ..watch import Watch, ignore
 from .compare import compare_media, decibels
 from .frozen import FROZEN, Named, frozen_requests
-from .setups import Result, Runs, Setup
-from .verdict import summarise, verdict
+from .setups import Result, Runs, Setup, check_setups
+from .verdict import check_bounds, summarise, verdict
 
 CELLS = ("exact features", "policy alone", "all together")
 
@@ -36,6 +38,8 @@ def validate(
     test's policy, and both. Where the first is exact, the other two must give one hash; `apart` if they do not.
     Requests of tasks that the weights do not have are left out and named. Raises what the engine raises.
     """
+    check_bounds(bounds)
+    check_setups((base, test), requests)
     with tempfile.TemporaryDirectory(prefix="twinreel-validate-") as folder:
         runs = Runs(Path(folder), watch)
         spec = runs.engine(base.engine).spec
@@ -114,14 +118,14 @@ def read_requests(name: str) -> tuple[Named, ...]:
     """`frozen`, or a JSON file with a list of requests (each as `POST /v1/videos` takes it). Raises RequestError."""
     if name == "frozen":
         return frozen_requests()
-    import json
-
     try:
-        bodies = json.loads(Path(name).read_text(encoding="utf-8"))
+        bodies = read_small_json(name, MOST_JSON)
     except (OSError, ValueError) as error:
-        raise RequestError("requests", f"{name} cannot be read: {error}") from None
+        raise RequestError("requests", f"{shown(name)} cannot be read ({why(error)}); name a file of JSON") from None
     if not isinstance(bodies, list) or not bodies:
-        raise RequestError("requests", f"{name} is not a list of requests; use frozen, or a JSON file with such a list")
+        raise RequestError(
+            "requests", f"{shown(name)} is not a list of requests; use frozen, or a JSON file with such a list"
+        )
     return tuple(Named(f"{Path(name).stem}-{i}", request_from_json(body)) for i, body in enumerate(bodies))
 
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ..errors import ConfigError
+from ..limits import shown
 
 # figure -> where a comparison of two results has it; larger is better for each
 FIGURES = {
@@ -62,11 +63,16 @@ def summarise(comparisons: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     return result
 
 
+def check_bounds(bounds: str) -> None:
+    """Refuse a set of bounds that is unknown. Raises ConfigError."""
+    if bounds not in BOUNDS:
+        raise ConfigError(f"bounds: got {shown(bounds)}; use {', '.join(BOUNDS)}")
+
+
 def verdict(summary: Mapping[str, Any], bounds: str) -> str:
     """`exact`: every request has the same bits. `close`: the named bounds hold. `apart` otherwise. ConfigError for an
     unknown set, or one that needs a figure that was not measured."""
-    if bounds not in BOUNDS:
-        raise ConfigError(f"bounds: got {bounds!r}; use {', '.join(BOUNDS)}")
+    check_bounds(bounds)
     if summary["exact"] == summary["of"]:
         return "exact"
     chosen = BOUNDS[bounds]

@@ -18,19 +18,20 @@ A small model declares what the released files leave to the documentation in one
 
 from __future__ import annotations
 
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import Any
 
 from ..errors import CheckpointError
-from ..spec import AUDIO_LATENTS_PER_SECOND, SAMPLE_RATE, DiTSpec, ProcessorSpec, Spec, TextSpec, World
+from ..spec import AUDIO_LATENTS_PER_SECOND, FPS, SAMPLE_RATE, DiTSpec, ProcessorSpec, Spec, TextSpec, World
 from .config_text import processor_spec, text_spec
 from .config_vae import audio_spec, video_spec
 from .fields import Fields
-from .files import read_json
+from .files import reading
 from .locate import Checkpoint
 from .recognise import ORIGINAL, Component
 
-KNOWN_TASKS = ("t2va", "fl2va", "ref2va")
+LONGEST, SHARPEST = 3600.0, 16384  # seconds of a clip, pixels of a short edge
+FP8 = "_twinreel_fp8"
 # DiTSpec field -> name in the original and in the diffusers config (SPEC 1.2).
 DIT_WHOLES = {
     "hidden": ("hidden_size", "hidden_size"),
@@ -56,6 +57,11 @@ WORLD_FIELDS = (
 
 def read_spec(checkpoint: Checkpoint) -> Spec:
     """All sizes of a located checkpoint. Raises CheckpointError naming file and field of a value that cannot be."""
+    with reading(checkpoint.path):
+        return _read(checkpoint)
+
+
+def _read(checkpoint: Checkpoint) -> Spec:
     block = _twinreel(checkpoint)
     parts = checkpoint.components
     dits = {name: dit_spec(component) for name, component in checkpoint.dits.items()}
@@ -97,6 +103,7 @@ def dit_spec(component: Component) -> DiTSpec:
         f"[1, p, p] is needed, got {list(patch)}",
     )
     spec = DiTSpec(patch=(patch[0], patch[1], patch[2]), dtype=fields.dtype(default.dtype), **values)
+    spec = replace(spec, fp8_edge=_fp8_edge(component, fields, spec))
     rope, theta = DIT_WHOLES["rope_freqs"][column], 6 * spec.rope_freqs
     fields.need(
         theta <= spec.head_dim,
@@ -115,6 +122,17 @@ def dit_spec(component: Component) -> DiTSpec:
     return spec
 
 
+def _fp8_edge(component: Component, fields: Fields, spec: DiTSpec) -> int | None:
+    """The `blocks` of what `twinreel quantize` writes: `"_twinreel_fp8": {"schema_version": 1, "blocks": 2}`."""
+    if FP8 not in fields.data:
+        return None
+    block = fields.block(FP8)
+    fields.need(component.layout == ORIGINAL, FP8, "only the original layout has quantized weights")
+    block.whole("schema_version", 0, low=1, high=1)
+    most = (spec.layers - 1) // 2
+    return block.whole("blocks", -1, low=0, high=most)
+
+
 def _twinreel(checkpoint: Checkpoint) -> Fields:
     """The `_twinreel` blocks of all index files as one; two partitions may repeat a value, never contradict."""
     merged: dict[str, Any] = {}
@@ -131,15 +149,19 @@ def _twinreel(checkpoint: Checkpoint) -> Fields:
 
 def _world(checkpoint: Checkpoint, block: Fields) -> World:
     default = World()
-    shortest, longest = block.real("min_seconds", default.min_seconds), block.real("max_seconds", default.max_seconds)
+
+    def seconds(name: str, given: float) -> float:
+        return block.real(name, given, 1 / FPS, LONGEST)
+
+    shortest, longest = seconds("min_seconds", default.min_seconds), seconds("max_seconds", default.max_seconds)
     world = World(
-        short_edge=block.whole("short_edge", default.short_edge),
-        area_cap=block.whole("area_cap", default.area_cap),
-        reference_edge=block.whole("reference_edge", default.reference_edge),
+        short_edge=block.whole("short_edge", default.short_edge, high=SHARPEST),
+        area_cap=block.whole("area_cap", default.area_cap, high=SHARPEST**2),
+        reference_edge=block.whole("reference_edge", default.reference_edge, high=SHARPEST),
         min_seconds=shortest,
         max_seconds=longest,
-        min_clip_seconds=block.real("min_clip_seconds", min(default.min_clip_seconds, shortest)),
-        max_clip_seconds=block.real("max_clip_seconds", min(default.max_clip_seconds, longest)),
+        min_clip_seconds=seconds("min_clip_seconds", min(default.min_clip_seconds, shortest)),
+        max_clip_seconds=seconds("max_clip_seconds", min(default.max_clip_seconds, longest)),
         shifts=_shifts(checkpoint, default.shifts),
     )
     for name, low, high in (
@@ -155,16 +177,19 @@ def _shifts(checkpoint: Checkpoint, default: tuple[float, float]) -> tuple[float
     found: tuple[float, float] | None = None
     for path in checkpoint.indexes:
         scales = Fields(path).block("_minimax_h3").block("sigma_shift_scales")
+        scales.known("video", "audio")
         if not scales.data and (path.parent / "scheduler" / "scheduler_config.json").is_file():
-            video, audio = (
-                Fields(path.parent / folder / "scheduler_config.json").real("shift", shift)
-                for folder, shift in zip(("scheduler", "audio_scheduler"), default, strict=True)
-            )
+            names = "scheduler", "audio_scheduler"
+            schedulers = [Fields(path.parent / name / "scheduler_config.json") for name in names]
+            for scheduler in schedulers:
+                scheduler.fixed(_class_name="MiniMaxH3Scheduler")
+            pairs = zip(schedulers, ("shift", "shift"), default, strict=True)
         else:
-            video, audio = scales.real("video", default[0]), scales.real("audio", default[1])
+            pairs = zip((scales, scales), ("video", "audio"), default, strict=True)
+        video, audio = (fields.real(name, shift, 0.01, 1000) for fields, name, shift in pairs)
         scales.need(
             found in (None, (video, audio)),
-            "sigma_shift_scales",
+            "video",
             f"({video}, {audio}) contradicts {found} of another partition",
         )
         found = (video, audio)
@@ -192,6 +217,9 @@ def _check_together(checkpoint: Checkpoint, spec: Spec) -> None:
     hop = SAMPLE_RATE // AUDIO_LATENTS_PER_SECOND
     audio = Fields(parts["audio_vae"].config)
     audio.need(spec.audio.hop == hop, "encoder_rates", f"a hop of {hop} samples is needed, got {spec.audio.hop}")
-    for path in checkpoint.indexes:
-        for task in read_json(path).get("_minimax_h3", {}).get("tasks", []):
-            Fields(path).need(task in KNOWN_TASKS, "_minimax_h3.tasks", f"{task!r} is none of {', '.join(KNOWN_TASKS)}")
+    index = Fields(checkpoint.indexes[0] if checkpoint.indexes else checkpoint.path / "model_index.json", {})
+    for name in ("short_edge", "reference_edge"):
+        got = getattr(spec.world, name)
+        index.need(got >= spec.multiple, f"_twinreel.{name}", f"at least {spec.multiple} is needed, got {got}")
+    least = spec.multiple**2
+    index.need(spec.world.area_cap >= least, "_twinreel.area_cap", f"at least {least}, got {spec.world.area_cap}")

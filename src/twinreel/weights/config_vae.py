@@ -4,18 +4,54 @@ from __future__ import annotations
 
 from math import prod
 from pathlib import Path
+from typing import Any
 
 from ..spec import SAMPLE_RATE, AudioVAESpec, VideoVAESpec
-from .fields import Fields
+from .fields import MOST_ITEMS, Fields
+from .files import reading, shown
 from .recognise import ORIGINAL, Component
+
+WIDEST = 2**16  # of channels, factors and kernels
+NARROWEST = 1e-6  # of a latent's deviation, by which is divided
+# What the original config says of the encoder and of the decoder besides their sizes, and the one value of each that
+# the model was trained with.
+SOURCE: dict[str, Any] = {
+    "padding_mode": "reflect",
+    "padding_mode_t": None,
+    "causal_encoder": True,
+    "causal_decoder": False,
+    "use_3d_conv": True,
+    "use_t_isolated_gn": True,
+    "use_vit_decoder": True,
+    "zq_ch_encoder": None,
+    "zq_ch_decoder": None,
+    "pixel_norm_type": "imagenet",
+    "scaling_factor": 1.0,
+    "shift_factor": 0.0,
+    "in_channels": 3,
+    "out_ch": 3,
+}
+DECODER: dict[str, Any] = {
+    "ffn_activation_fn": "silu",
+    "ffn_use_gated": True,
+    "norm_type": "rms_norm",
+    "qk_norm_type": "rms_norm",
+    "qk_norm_affine": False,
+    "norm_affine": True,
+}
+AUDIO_SIZES = (
+    *("encoder_dim", "encoder_rates", "latent_dim", "num_attention_heads", "decoder_dim", "decoder_rates"),
+    *("decoder_kernel_sizes", "resblock_kernel_sizes", "resblock_dilation_sizes"),
+)
 
 
 def video_spec(component: Component) -> VideoVAESpec:
     """The video VAE's sizes, tiling and latent statistics."""
     outer, default = Fields(component.config), VideoVAESpec()
     if component.layout == ORIGINAL:
-        spec, inner = _original_video(outer, Fields(component.weights / "config.json")), "ch_mult"
         sizes = Fields(component.weights / "config.json")
+        spec, inner = _original_video(outer, sizes), "ch_mult"
+        sizes.fixed(vae_ratio=spec.space, vae_ratio_t=spec.time)
     else:
         spec, inner, sizes = _diffusers_video(outer), "block_out_channels", outer
     levels = {len(spec.channels), len(spec.space_down), len(spec.time_down)}
@@ -31,9 +67,9 @@ def video_spec(component: Component) -> VideoVAESpec:
     rotated = int(spec.decoder_head_dim * spec.decoder_rope_ratio)
     name = "vit_decoder_kwargs.rope_dim_ratio" if component.layout == ORIGINAL else "decoder_rope_dim_ratio"
     sizes.need(
-        rotated % 6 == 0 and rotated <= spec.decoder_head_dim,
+        rotated % 6 == 0 and 0 < rotated <= spec.decoder_head_dim,
         name,
-        f"{rotated} rotated dims of {spec.decoder_head_dim} are no multiple of 6",
+        f"{rotated} rotated dims of {spec.decoder_head_dim} are no multiple of 6 above 0",
     )
     clip = "vae_clip_length" if component.layout == ORIGINAL else "clip_length"
     outer.need(
@@ -52,28 +88,10 @@ def video_spec(component: Component) -> VideoVAESpec:
 
 def _original_video(outer: Fields, source: Fields) -> VideoVAESpec:
     default, vit = VideoVAESpec(), source.block("vit_decoder_kwargs")
-    for name, only in (
-        ("padding_mode", "reflect"),
-        ("causal_encoder", True),
-        ("causal_decoder", False),
-        ("use_t_isolated_gn", True),
-        ("use_vit_decoder", True),
-        ("pixel_norm_type", "imagenet"),
-        ("scaling_factor", 1.0),
-        ("shift_factor", 0.0),
-        ("in_channels", 3),
-        ("out_ch", 3),
-    ):
-        source.fixed(name, only)
-    for name, only in (
-        ("ffn_activation_fn", "silu"),
-        ("ffn_use_gated", True),
-        ("norm_type", "rms_norm"),
-        ("qk_norm_type", "rms_norm"),
-        ("qk_norm_affine", False),
-        ("norm_affine", True),
-    ):
-        vit.fixed(name, only)
+    outer.fixed(source_class_name="AutoencoderKLLegacy", vae_encoder_tiling=1, vae_decoder_tiling=1, vae_chunk_dim=-1)
+    source.fixed(_class_name="AutoencoderKLLegacy", **SOURCE)
+    vit.known(*DECODER, "heads", "dim_head", "num_layers", "rope_theta", "rope_dim_ratio")
+    vit.fixed(**DECODER)
     channels = outer.whole("latent_channels", default.latent_channels)
     for name in ("z_channels", "embed_dim"):
         source.need(
@@ -81,12 +99,12 @@ def _original_video(outer: Fields, source: Fields) -> VideoVAESpec:
             name,
             f"{source.whole(name, channels)} contradicts latent_channels {channels} of {outer.path}",
         )
-    base = source.whole("ch", 128)
+    base = source.whole("ch", 128, high=WIDEST)
     return VideoVAESpec(
-        channels=tuple(base * factor for factor in source.wholes("ch_mult", (1, 2, 2, 4, 4, 8))),
+        channels=tuple(base * factor for factor in source.wholes("ch_mult", (1, 2, 2, 4, 4, 8), high=WIDEST)),
         resnets=source.whole("num_res_blocks", default.resnets),
-        space_down=source.wholes("space_down", default.space_down),
-        time_down=source.wholes("time_down", default.time_down),
+        space_down=source.wholes("space_down", default.space_down, high=2),
+        time_down=source.wholes("time_down", default.time_down, high=2),
         latent_channels=channels,
         decoder_layers=vit.whole("num_layers", default.decoder_layers),
         decoder_heads=vit.whole("heads", default.decoder_heads),
@@ -98,21 +116,20 @@ def _original_video(outer: Fields, source: Fields) -> VideoVAESpec:
         tile=outer.whole("vae_tile_size", default.tile),
         tile_overlap=outer.whole("vae_tile_overlap_min", default.tile_overlap),
         mean=outer.reals("latents_mean", channels),
-        std=outer.reals("latents_std", channels),
+        std=outer.reals("latents_std", channels, NARROWEST),
         dtype=outer.dtype(source.dtype(default.dtype)),
     )
 
 
 def _diffusers_video(fields: Fields) -> VideoVAESpec:
     default = VideoVAESpec()
-    for name, only in (("spatial_padding_mode", "reflect"), ("in_channels", 3), ("out_channels", 3)):
-        fields.fixed(name, only)
+    fields.fixed(spatial_padding_mode="reflect", in_channels=3, out_channels=3)
     channels = fields.whole("latent_channels", default.latent_channels)
     return VideoVAESpec(
         channels=fields.wholes("block_out_channels", default.channels),
         resnets=fields.whole("layers_per_block", default.resnets),
-        space_down=fields.wholes("spatial_downsample_factors", default.space_down),
-        time_down=fields.wholes("temporal_downsample_factors", default.time_down),
+        space_down=fields.wholes("spatial_downsample_factors", default.space_down, high=2),
+        time_down=fields.wholes("temporal_downsample_factors", default.time_down, high=2),
         latent_channels=channels,
         norm_groups=fields.whole("norm_num_groups", default.norm_groups),
         norm_eps=fields.real("norm_eps", default.norm_eps),
@@ -127,7 +144,7 @@ def _diffusers_video(fields: Fields) -> VideoVAESpec:
         clip=fields.whole("clip_length", default.clip),
         token_drop=fields.whole("token_drop", default.token_drop, low=0),
         mean=fields.reals("latents_mean", channels),
-        std=fields.reals("latents_std", channels),
+        std=fields.reals("latents_std", channels, NARROWEST),
         dtype=fields.dtype(default.dtype),
     )
 
@@ -142,9 +159,10 @@ def audio_spec(component: Component) -> AudioVAESpec:
     if component.layout == ORIGINAL:
         sizes = Fields(component.folder / "metadata.json").block("metadata").block("kwargs")
         channels_name, rate_name = "vae_latent_channels", "sample_rate"
-        sizes.fixed("decoder_type", "bigvgan")
-        sizes.fixed("attn_proj", True)
-        _check_yaml(component.folder / "config.yaml", sizes)
+        sizes.known(*AUDIO_SIZES, channels_name, rate_name, "decoder_type", "attn_proj")
+        sizes.fixed(decoder_type="bigvgan", attn_proj=True)
+        outer.fixed(output_channel=2, sample_rate=SAMPLE_RATE)
+        outer.fixed(source_metadata_path="metadata.json", source_config_path="config.yaml")
     else:
         sizes, channels_name, rate_name = outer, "latent_channels", "sampling_rate"
     channels = sizes.whole(channels_name, default.latent_channels)
@@ -163,21 +181,24 @@ def audio_spec(component: Component) -> AudioVAESpec:
         decoder_rates=sizes.wholes("decoder_rates", default.decoder_rates),
         decoder_kernels=sizes.wholes("decoder_kernel_sizes", default.decoder_kernels),
         attention_heads=sizes.whole("num_attention_heads", default.attention_heads),
-        resblock_kernels=sizes.wholes("resblock_kernel_sizes", default.resblock_kernels),
+        resblock_kernels=sizes.wholes("resblock_kernel_sizes", default.resblock_kernels, high=WIDEST),
         resblock_dilations=_dilations(sizes, default.resblock_dilations),
         mean=outer.reals("latents_mean", channels),
-        std=outer.reals("latents_std", channels),
+        std=outer.reals("latents_std", channels, NARROWEST),
         dtype=outer.dtype(default.dtype),
     )
     _check_audio(sizes, spec)
+    if component.layout == ORIGINAL:
+        _check_yaml(component.folder / "config.yaml", spec)
     return spec
 
 
 def _dilations(fields: Fields, default: tuple[tuple[int, ...], ...]) -> tuple[tuple[int, ...], ...]:
     name = "resblock_dilation_sizes"
     value = fields.data.get(name, default)
-    fields.need(isinstance(value, list | tuple), name, f"a list of lists is needed, got {value!r}")
-    return tuple(Fields(fields.path, {name: row}, fields.prefix).wholes(name, ()) for row in value)
+    many = isinstance(value, list | tuple) and 1 <= len(value) <= MOST_ITEMS
+    fields.need(many, name, f"a list of 1 to {MOST_ITEMS} lists is needed, got {shown(value)}")
+    return tuple(Fields(fields.path, {name: row}, fields.prefix).wholes(name, (), high=WIDEST) for row in value)
 
 
 def _check_audio(sizes: Fields, spec: AudioVAESpec) -> None:
@@ -191,6 +212,14 @@ def _check_audio(sizes: Fields, spec: AudioVAESpec) -> None:
         "decoder_kernel_sizes",
         f"{len(spec.decoder_rates)} are needed, one a decoder rate, got {len(spec.decoder_kernels)}",
     )
+    for rate, kernel in zip(spec.decoder_rates, spec.decoder_kernels, strict=True):
+        sizes.need(
+            kernel >= rate and (kernel - rate) % 2 == 0,
+            "decoder_kernel_sizes",
+            f"a kernel of {kernel} does not multiply the length by its rate {rate}: rate + an even number is needed",
+        )
+    for kernel in spec.resblock_kernels:
+        sizes.need(kernel % 2 == 1, "resblock_kernel_sizes", f"odd numbers are needed, got {kernel}")
     stages = 2 ** len(spec.decoder_rates)
     sizes.need(
         spec.decoder_dim % stages == 0,
@@ -211,18 +240,20 @@ def _check_audio(sizes: Fields, spec: AudioVAESpec) -> None:
     )
 
 
-def _check_yaml(path: Path, sizes: Fields) -> None:
-    """`config.yaml` repeats four sizes as lines `name: number`; one that contradicts metadata.json is an error."""
+def _check_yaml(path: Path, spec: AudioVAESpec) -> None:
+    """`config.yaml` repeats four sizes as lines `name: number`; one that contradicts the others is an error."""
     if not path.is_file():
         return
-    names = {"sr": "sample_rate", "decoder_dim": "decoder_dim", "vae_latent_channels": "vae_latent_channels"}
-    for line in path.read_text(encoding="utf-8").splitlines():
-        key, _, value = (part.strip() for part in line.partition(":"))
-        if key in names and value.isdigit() and names[key] in sizes.data:
-            Fields(path, {}).need(
-                int(value) == sizes.data[names[key]],
-                key,
-                f"{value} contradicts {sizes.data[names[key]]} of {sizes.path}",
-            )
-        if key == "audio_channel":
-            Fields(path, {}).need(value == "1", key, f"a mono model (1) is needed, got {value}")
+    sizes = {
+        "sr": SAMPLE_RATE,
+        "decoder_dim": spec.decoder_dim,
+        "vae_latent_channels": spec.latent_channels,
+        "audio_channel": 1,
+    }
+    with reading(path):
+        lines = path.read_text(encoding="utf-8").splitlines()
+    for line in lines:
+        name, _, value = (part.strip() for part in line.partition("#")[0].partition(":"))
+        if name in sizes:
+            same = value == str(sizes[name])
+            Fields(path, {}).need(same, name, f"{value[:60]} contradicts {sizes[name]}, the model's")

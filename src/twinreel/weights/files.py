@@ -9,16 +9,26 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from reprlib import Repr
 from typing import Any
 
 from ..errors import CheckpointError
 
-DTYPES = {"F32": "float32", "BF16": "bfloat16", "F16": "float16", "F64": "float64", "I64": "int64", "I32": "int32"}
-BYTES = {"float32": 4, "bfloat16": 2, "float16": 2, "float64": 8, "int64": 8, "int32": 4}
+DTYPES = {
+    "F32": "float32", "BF16": "bfloat16", "F16": "float16", "F64": "float64", "I64": "int64", "I32": "int32",
+    "F8_E4M3": "float8_e4m3fn",
+}  # fmt: skip
+BYTES = {
+    "float32": 4, "bfloat16": 2, "float16": 2, "float64": 8, "int64": 8, "int32": 4, "float8_e4m3fn": 1,
+}  # fmt: skip
 MAX_HEADER = 100_000_000  # the limit of the safetensors format
+MAX_NAME = 255  # of a file, in bytes
+_brief = Repr()
+_brief.maxlist, _brief.maxtuple, _brief.maxstring, _brief.maxother = 12, 12, 60, 60
 
 
 @dataclass(frozen=True)
@@ -54,34 +64,66 @@ def first_ten(problems: Iterable[str]) -> str:
     return f"{len(lines)} problem{'' if len(lines) == 1 else 's'}:{shown}{rest}"
 
 
+def shown(value: object) -> str:
+    """A refused value as text of bounded length and depth."""
+    return _brief.repr(value)
+
+
+@contextmanager
+def reading(where: object) -> Iterator[None]:
+    """Around whatever reads a checkpoint: what a file system or a damaged text may do there becomes CheckpointError."""
+    try:
+        yield
+    except OSError as error:
+        name, reason = str(error.filename or where), error.strerror or str(error)
+        raise CheckpointError(f"{name[:MAX_NAME]}: cannot be read ({reason}); check its name and its rights") from error
+    except UnicodeError as error:
+        raise CheckpointError(f"{where}: is not UTF-8 text ({error}); download it again") from error
+    except RecursionError as error:
+        raise CheckpointError(f"{where}: is nested too deeply to be read; download it again") from error
+
+
 def read_json(path: Path) -> dict[str, Any]:
     """A JSON object from `path`; CheckpointError naming the file when it is absent, unreadable or no object."""
+    _regular(path)
     try:
-        if path.exists() and not path.is_file():  # a pipe would keep us waiting for ever
-            raise CheckpointError(f"{path}: is no regular file; download it again")
-        data = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
+        with reading(path):
+            data = json.loads(path.read_text(encoding="utf-8"), object_pairs_hook=_once)
+    except ValueError as error:
         raise CheckpointError(f"{path}: cannot be read as JSON ({error}); download the file again") from error
     if not isinstance(data, dict):
         raise CheckpointError(f"{path}: holds {type(data).__name__}, a JSON object is needed")
     return data
 
 
+def _regular(path: Path) -> None:
+    with reading(path):
+        if path.exists() and not path.is_file():  # a pipe would keep us waiting for ever
+            raise CheckpointError(f"{path}: is no regular file; download it again")
+
+
+def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """An object of which every name stands once: of two values nobody knows which is meant."""
+    data: dict[str, Any] = {}
+    for name, value in pairs:
+        if name in data:
+            raise ValueError(f"{shown(name)} stands twice in one object")
+        data[name] = value
+    return data
+
+
 def read_header(path: Path) -> dict[str, Entry]:
     """The tensors of one safetensors file. Raises CheckpointError when the file is cut short or damaged."""
+    _regular(path)
     try:
-        if path.exists() and not path.is_file():
-            raise CheckpointError(f"{path}: is no regular file; download it again")
-        actual = path.stat().st_size
-        with path.open("rb") as file:
+        with reading(path), path.open("rb") as file:
+            actual = path.stat().st_size
             length = int.from_bytes(file.read(8), "little")
             if actual < 8 or 8 + length > actual or length > MAX_HEADER:
                 raise CheckpointError(
                     f"{path}: truncated or damaged: {actual} bytes, a header of {length} announced; download it again"
                 )
-            header = json.loads(file.read(length).decode("utf-8"))
-    except OSError as error:
-        raise CheckpointError(f"{path}: cannot be read ({error})") from error
+            header = json.loads(file.read(length).decode("utf-8"), object_pairs_hook=_once)
     except ValueError as error:
         raise CheckpointError(f"{path}: its header is no JSON ({error}); download the file again") from error
     if not isinstance(header, dict):
@@ -93,15 +135,19 @@ def read_header(path: Path) -> dict[str, Entry]:
 
 
 def _entry(path: Path, name: str, value: Any, start: int) -> Entry:
-    try:
-        dtype = DTYPES.get(value["dtype"], str(value["dtype"]))
-        shape = tuple(int(size) for size in value["shape"])
-        begin, end = (int(offset) for offset in value["data_offsets"])
-    except (KeyError, TypeError, ValueError) as error:
-        raise CheckpointError(f"{path}: damaged header entry for {name} ({error!r}); download it again") from error
+    facts: dict[str, Any] = value if isinstance(value, dict) else {}
+    kind, shape, offsets = (facts.get(key, 0) for key in ("dtype", "shape", "data_offsets"))
+    if not (isinstance(kind, str) and _counts(shape) and _counts(offsets) and len(offsets) == 2):
+        raise CheckpointError(f"{path}: damaged header entry for {name} ({shown(value)}); download it again")
+    dtype, (begin, end) = DTYPES.get(kind, kind), offsets
     if dtype in BYTES and end - begin != math.prod(shape) * BYTES[dtype]:
-        raise CheckpointError(f"{path}: {name} has {end - begin} bytes, {dtype} {list(shape)} needs another number")
-    return Entry(path, dtype, shape, start + begin, end - begin)
+        raise CheckpointError(f"{path}: {name} has {end - begin} bytes, {dtype} {shown(shape)} needs another number")
+    return Entry(path, dtype, tuple(shape), start + begin, end - begin)
+
+
+def _counts(value: Any) -> bool:
+    """Whether it is a list of whole numbers from 0."""
+    return isinstance(value, list) and all(type(item) is int and item >= 0 for item in value)
 
 
 def _check_extent(path: Path, entries: Mapping[str, Entry], start: int, actual: int) -> None:
@@ -115,9 +161,15 @@ def _check_extent(path: Path, entries: Mapping[str, Entry], start: int, actual: 
         raise CheckpointError(f"{path}: {state}: {actual} bytes, the header needs {position}; download the file again")
 
 
+def ending(folder: Path, suffix: str) -> list[Path]:
+    """A folder's files of that ending in name order, none where there is no folder. Unlike a glob it does not take a
+    folder that may not be read for an empty one."""
+    return sorted(path for path in folder.iterdir() if path.name.endswith(suffix)) if folder.is_dir() else []
+
+
 def index_file(folder: Path) -> Path | None:
     """The one `*.safetensors.index.json` of a folder, or None."""
-    found = sorted(folder.glob("*.safetensors.index.json"))
+    found = ending(folder, ".safetensors.index.json")
     if len(found) > 1:
         names = ", ".join(path.name for path in found)
         raise CheckpointError(f"{folder}: two weight indexes ({names}): two layouts mixed in one folder; keep one")
@@ -126,15 +178,15 @@ def index_file(folder: Path) -> Path | None:
 
 def has_weights(folder: Path) -> bool:
     """Whether a folder holds any safetensors file."""
-    return folder.is_dir() and any(folder.glob("*.safetensors"))
+    return bool(ending(folder, ".safetensors"))
 
 
 def tensor_names(folder: Path) -> tuple[str, ...]:
     """The tensor names of a component from its index (or its single file), () when there are no weights at all."""
     index = index_file(folder)
     if index is not None:
-        return tuple(_weight_map(index))
-    files = sorted(folder.glob("*.safetensors"))
+        return tuple(_read_index(index)[0])
+    files = ending(folder, ".safetensors")
     return tuple(read_header(_only(folder, files))) if files else ()
 
 
@@ -144,12 +196,17 @@ def open_weights(folder: Path) -> WeightFiles:
     Raises CheckpointError (SPEC 1.1) when weights are absent, a shard of the index is absent, a file is cut short or
     damaged, a tensor lies in two shards, or index and headers disagree; the message names the files.
     """
-    files = sorted(folder.glob("*.safetensors"))
+    with reading(folder):
+        return _open(folder)
+
+
+def _open(folder: Path) -> WeightFiles:
+    files = ending(folder, ".safetensors")
     index = index_file(folder)
     if index is None:
         file = _only(folder, files)
         return WeightFiles(folder, read_header(file), (file,), None)
-    weight_map = _weight_map(index)
+    weight_map, declared = _read_index(index)
     shards = tuple(folder / name for name in sorted(set(weight_map.values())))
     absent = [shard.name for shard in shards if not shard.is_file()]
     if absent:
@@ -160,8 +217,7 @@ def open_weights(folder: Path) -> WeightFiles:
             f"{index}: {', '.join(unlisted[:10])} lies beside it and is not in the index; move it away"
         )
     entries = _merge(index, weight_map, shards)
-    declared = read_json(index).get("metadata", {}).get("total_size")
-    return WeightFiles(folder, entries, shards, int(declared) if declared is not None else None)
+    return WeightFiles(folder, entries, shards, declared)
 
 
 def _only(folder: Path, files: list[Path]) -> Path:
@@ -173,14 +229,27 @@ def _only(folder: Path, files: list[Path]) -> Path:
     raise CheckpointError(f"{folder}: no weights: *.safetensors is needed, found {', '.join(others[:10]) or 'nothing'}")
 
 
-def _weight_map(index: Path) -> dict[str, str]:
-    weight_map = read_json(index).get("weight_map")
+def _read_index(index: Path) -> tuple[dict[str, str], int | None]:
+    """The index's map from tensor to shard, and the byte total that it declares, if any."""
+    data = read_json(index)
+    weight_map, metadata = data.get("weight_map"), data.get("metadata", {})
     if not isinstance(weight_map, dict) or not weight_map:
         raise CheckpointError(f"{index}: has no weight_map")
     for name, shard in weight_map.items():
-        if not isinstance(shard, str) or Path(shard).name != shard:
-            raise CheckpointError(f"{index}: {name}: shard {shard!r} is no plain file name")
-    return weight_map
+        if not isinstance(shard, str) or not _names_shard(shard):
+            raise CheckpointError(f"{index}: {shown(name)}: shard {shown(shard)} is no plain *.safetensors file name")
+    if not isinstance(metadata, dict):
+        raise CheckpointError(f"{index}: metadata: an object is needed, got {shown(metadata)}")
+    total = metadata.get("total_size")
+    # some writers make it a float
+    if total is None or (type(total) in (int, float) and 0 <= total < 2**63 and total == int(total)):
+        return weight_map, None if total is None else int(total)
+    raise CheckpointError(f"{index}: metadata.total_size: a number of bytes is needed, got {shown(total)}")
+
+
+def _names_shard(name: str) -> bool:
+    plain = name.isprintable() and Path(name).name == name and len(name.encode()) <= MAX_NAME
+    return plain and name.endswith(".safetensors")
 
 
 def _merge(index: Path, weight_map: Mapping[str, str], shards: tuple[Path, ...]) -> dict[str, Entry]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 
-from .files import open_weights
+from .files import open_weights, reading
 from .recognise import Component
 
 SAMPLES = 64
@@ -19,9 +19,9 @@ def fingerprint(component: Component) -> str:
     """
     sha = hashlib.sha256()
     for shard in sorted(open_weights(component.weights).shards):
-        size = shard.stat().st_size
-        sha.update(f"{shard.name} {size}\n".encode())
-        with open(shard, "rb") as file:
+        with reading(shard), open(shard, "rb") as file:
+            size = shard.stat().st_size
+            sha.update(f"{shard.name} {size}\n".encode())
             for i in range(SAMPLES):
                 file.seek(max(0, size - SAMPLE_BYTES) * i // (SAMPLES - 1))
                 sha.update(file.read(SAMPLE_BYTES))

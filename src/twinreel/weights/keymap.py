@@ -26,9 +26,14 @@ MODULES = {
     "audio_decoder": "audio_vae",
 }
 COMPONENTS = ("transformer", "text_encoder", "video_vae", "audio_vae")
+# What begins the names of parameters that belong to layers run one after the other, by module.
+LAYERS = {"dit": "blocks.", "modulation": "blocks.", "text_encoder": "language_model.layers."}
 Shape = tuple[int, ...]
 Pairs = list[tuple[str, Shape]]
 WHOLE, QUERY, KEY, VALUE, SWAPPED = "whole", "query", "key", "value", "swapped"
+# Linears of the trunk that a quantized checkpoint holds in e4m3, each with fp32 scales of its rows in a tensor beside it.
+FP8_LINEARS = ("attn.qkv_proj.weight", "attn.out_proj.weight", "mlp.fc1.weight", "mlp.fc2.weight")
+E4M3, SCALE, NARROW_ROWS = "float8_e4m3fn", "_scale", 4096  # rows quantized at a time: their fp32 copies stay small
 SLOT = {QUERY: 0, KEY: 1, VALUE: 2}  # place inside one head's group of 3 x d rows
 
 
@@ -99,7 +104,7 @@ def canonical_names(component: str, names: Mapping[str, object], where: object) 
 
 def total_bytes(rows: Mapping[str, Stored]) -> int:
     """Bytes of all stored tensors (what `metadata.total_size` of an index says)."""
-    size = {"float32": 4, "bfloat16": 2, "float16": 2}
+    size = {"float32": 4, "bfloat16": 2, "float16": 2, E4M3: 1}
     return sum(prod(row.shape) * size[row.dtype] for row in rows.values())
 
 
@@ -126,7 +131,8 @@ def _dit(spec: DiTSpec) -> Iterator[Stored]:
         yield from rows("dit", _dit_block(f"token_refiner.blocks.{index}", spec))
     yield from rows("dit", [("token_refiner.final_norm.weight", (D,))])
     for index in range(spec.layers):
-        yield from rows("dit", _dit_block(f"blocks.{index}", spec))
+        for row in rows("dit", _dit_block(f"blocks.{index}", spec)):
+            yield from _narrow(row) if index in spec.fp8_blocks else [row]
         yield from rows("modulation", _affine(f"blocks.{index}.adaln_proj.linear", 18 * D, spec.time_dim))
     yield from rows("dit", [("final_layer.norm.weight", (D,))])
     yield from rows("modulation", _affine("final_layer.adaln_proj.linear", 2 * D, spec.time_dim))
@@ -147,6 +153,13 @@ def _dit_block(prefix: str, spec: DiTSpec) -> Pairs:
         (f"{prefix}.mlp.fc1.weight", (2 * spec.ffn, D)),
         (f"{prefix}.mlp.fc2.weight", (D, spec.ffn)),
     ]
+
+
+def _narrow(row: Stored) -> list[Stored]:
+    """A block's linear in e4m3 and the scales of its rows; other tensors as they are."""
+    name, shape = row.name + SCALE, (row.shape[0], 1)
+    scale = replace(row, name=name, parameter=name, shape=shape, dtype="float32", island=True)
+    return [replace(row, dtype=E4M3), scale] if row.parameter.endswith(FP8_LINEARS) else [row]
 
 
 # ---- conditioner ----------------------------------------------------------------------------------------------------

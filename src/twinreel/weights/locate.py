@@ -9,11 +9,23 @@ from pathlib import Path
 
 from ..errors import CheckpointError
 from ..spec import Partition
-from .files import has_weights, read_json
+from .fields import Fields
+from .files import ending, has_weights, index_file, reading, shown
 from .keymap import MODULES
-from .recognise import BOTH, DIFFUSERS, ORIGINAL, PROCESSOR_FILES, TOKENIZER_FILES, Component, listing, recognise
+from .recognise import (
+    BOTH,
+    DIFFUSERS,
+    ORIGINAL,
+    PROCESSOR_FILES,
+    TOKENIZER_FILES,
+    Component,
+    listing,
+    no_folder,
+    recognise,
+)
 
 SLOTS = {"transformer": Partition("fl2va", ("t2va", "fl2va")), "transformer_ref": Partition("ref2va", ("ref2va",))}
+KNOWN_TASKS = ("t2va", "fl2va", "ref2va")
 ALIASES = {"visual_vae": "video_vae", "vae": "video_vae"}
 SHARED = ("text_encoder", "tokenizer", "processor", "video_vae", "audio_vae")
 OVERRIDES = (*SLOTS, *SHARED)
@@ -104,12 +116,16 @@ def locate(
     "audio_vae"), each in its own layout; with all of them given `path` may be None. `weights=False` accepts folders
     without safetensors (sizes only). Raises CheckpointError saying what was found and what is needed.
     """
-    overrides = _overrides(components or {})
+    with reading(path):
+        return _locate(path, _overrides(components or {}), weights)
+
+
+def _locate(path: str | os.PathLike[str] | None, overrides: Mapping[str, Path], weights: bool) -> Checkpoint:
     found = _Found()
     if path is not None:
         root = Path(path).expanduser()
         if not root.is_dir():
-            raise CheckpointError(f"{root}: no such folder; {NEED}; {ELSE}")
+            raise CheckpointError(f"{no_folder(root)}; {NEED}; {ELSE}")
         _read_root(root, found, weights, overrides)
     elif overrides:
         root = Path(os.path.commonpath([folder.absolute() for folder in overrides.values()]))
@@ -168,32 +184,30 @@ def _read_root(root: Path, found: _Found, weights: bool, overrides: Mapping[str,
 
 
 def _dit_weights(folder: Path, weights: bool) -> bool:
-    return (
-        has_weights(folder)
-        or any(folder.glob("*.safetensors.index.json"))
-        or (not weights and (folder / "config.json").is_file())
-    )
+    return has_weights(folder) or index_file(folder) is not None or (not weights and (folder / "config.json").is_file())
 
 
 def _declaration(folder: Path) -> Partition | None:
     """The partition an original `model_index.json` declares, or None where there is none."""
     path = folder / "model_index.json"
-    block = read_json(path).get("_minimax_h3") if path.is_file() else None
-    if block is None:
+    fields = Fields(path) if path.is_file() else Fields(path, {})
+    if fields.data.get("_minimax_h3") is None:
         return None
-    name, tasks = (block.get("partition"), block.get("tasks")) if isinstance(block, dict) else (None, None)
-    if (
-        not isinstance(name, str)
-        or not isinstance(tasks, list)
-        or not tasks
-        or not all(isinstance(task, str) for task in tasks)
-    ):
-        raise CheckpointError(
-            f"{path}: _minimax_h3: needs partition (a name) and tasks (a list of names), got {block!r}"
-        )
-    if block.get("schema_version", 1) != 1:
-        raise CheckpointError(f"{path}: _minimax_h3.schema_version: 1 is known, got {block['schema_version']!r}")
-    return Partition(name, tuple(tasks))
+    block = fields.block("_minimax_h3")
+    block.fixed(schema_version=1)
+    return _partition(block, "partition")
+
+
+def _partition(block: Fields, name: str) -> Partition:
+    """Name and tasks of a partition, as a block declares them."""
+    given, tasks = block.data.get(name), block.data.get("tasks")
+    if not isinstance(given, str) or not given.isprintable() or not given:
+        block.fail(name, f"a name is needed, got {shown(given)}")
+    if not isinstance(tasks, list) or not tasks:
+        block.fail("tasks", f"a list of names is needed, got {shown(tasks)}")
+    for task in tasks:
+        block.need(task in KNOWN_TASKS, "tasks", f"{shown(task)} is none of {', '.join(KNOWN_TASKS)}")
+    return Partition(given, tuple(dict.fromkeys(tasks)))
 
 
 def _read_partition(folder: Path, found: _Found, overrides: Mapping[str, Path]) -> None:
@@ -241,14 +255,12 @@ def _index_of(root: Path) -> Path | None:
 
 def diffusers_partitions(index: Path | None) -> dict[str, Partition]:
     """The partition in each DiT folder of a diffusers root: the release's, unless `_twinreel.partitions` says other."""
-    block = (read_json(index).get("_twinreel") or {}).get("partitions", {}) if index is not None else {}
     result = dict(SLOTS)
-    for slot, value in block.items():
-        if slot not in SLOTS or not isinstance(value, dict) or not {"name", "tasks"} <= value.keys():
-            raise CheckpointError(
-                f"{index}: _twinreel.partitions.{slot}: one of {', '.join(SLOTS)} with name and tasks is needed"
-            )
-        result[slot] = Partition(str(value["name"]), tuple(value["tasks"]))
+    if index is not None:
+        block = Fields(index).block("_twinreel").block("partitions")
+        for slot in block.data:
+            block.need(slot in SLOTS, slot, f"is none of {', '.join(SLOTS)}")
+            result[slot] = _partition(block.block(slot), "name")
     return result
 
 
@@ -297,7 +309,7 @@ def _fingerprint(component: Component) -> dict[str, int | bytes]:
             if (component.folder / name).is_file()
         }
     result: dict[str, int | bytes] = {"config.json": component.config.read_bytes()}
-    return result | {path.name: path.stat().st_size for path in component.weights.glob("*.safetensors")}
+    return result | {path.name: path.stat().st_size for path in ending(component.weights, ".safetensors")}
 
 
 def _override(key: str, folder: Path, found: _Found) -> None:

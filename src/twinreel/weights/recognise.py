@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from ..errors import CheckpointError
-from .files import has_weights, read_json, tensor_names
+from .files import has_weights, read_json, shown, tensor_names
 
 ORIGINAL, DIFFUSERS, BOTH = "original", "diffusers", "both"
 
@@ -57,6 +58,11 @@ class Component:
         return self.folder / "config.json"
 
 
+def no_folder(path: Path) -> str:
+    """What to say of a path that is no folder."""
+    return f"{path}: {'is a file and no folder' if path.exists() else 'no such folder'}"
+
+
 def recognise(folder: Path) -> Component:
     """The component in `folder`: kind and layout from its config, confirmed by its tensors' names when it has weights.
 
@@ -64,7 +70,7 @@ def recognise(folder: Path) -> Component:
     stories (an original DiT under a diffusers config, for example).
     """
     if not folder.is_dir():
-        raise CheckpointError(f"{folder}: no such folder")
+        raise CheckpointError(no_folder(folder))
     config = folder / "config.json"
     if not config.is_file():
         for kind, names in (("tokenizer", TOKENIZER_FILES), ("processor", PROCESSOR_FILES)):
@@ -72,7 +78,7 @@ def recognise(folder: Path) -> Component:
                 return Component(kind, BOTH, folder, folder)
     told = _from_config(config) if config.is_file() else None
     if told is not None and told[0] == "video_vae" and told[1] == ORIGINAL:
-        weights = _inside(folder, str(read_json(config).get("source_path", "source")), config)
+        weights = _inside(folder, read_json(config).get("source_path", "source"), config)
     else:
         weights = folder
     stored = _from_tensors(weights)
@@ -96,17 +102,32 @@ def recognise(folder: Path) -> Component:
 
 def _from_config(path: Path) -> tuple[str, str] | None:
     data = read_json(path)
-    names = [data.get("_class_name"), *(data.get("architectures") or [])]
-    for name in names:
-        if name in CLASSES:
-            return CLASSES[name]
-    if data.get("model_type") == "qwen3_vl":
-        return "text_encoder", BOTH
     if data.get("_class_name") == "AutoencoderKLLegacy":
         raise CheckpointError(
             f"{path.parent}: is the inner folder of a video VAE; name its parent, {path.parent.parent}"
         )
+    told = {_class(path, name) for name in _declared(path, data)}
+    if len(told) > 1:
+        raise CheckpointError(f"{path}: _class_name and architectures: name components of two kinds")
+    if told:
+        return told.pop()
+    if data.get("model_type") == "qwen3_vl":
+        return "text_encoder", BOTH
     return next((kind for fields, kind in FIELDS if fields <= data.keys()), None)
+
+
+def _declared(path: Path, data: dict[str, Any]) -> list[Any]:
+    """The classes that a config names: diffusers' one, transformers' list."""
+    name, architectures = data.get("_class_name"), data.get("architectures")
+    if not isinstance(architectures, list | None):
+        raise CheckpointError(f"{path}: architectures: a list of names is needed, got {shown(architectures)}")
+    return ([] if name is None else [name]) + (architectures or [])
+
+
+def _class(path: Path, name: Any) -> tuple[str, str]:
+    if not isinstance(name, str) or name not in CLASSES:
+        raise CheckpointError(f"{path}: class {shown(name)} is unknown; known are {', '.join(CLASSES)}")
+    return CLASSES[name]
 
 
 def _from_tensors(folder: Path) -> tuple[str, str] | None:
@@ -130,7 +151,9 @@ def _words(kind: tuple[str, str] | None) -> str:
     return name if kind[1] == BOTH else f"{name} of the {kind[1]} layout"
 
 
-def _inside(folder: Path, relative: str, config: Path) -> Path:
+def _inside(folder: Path, relative: Any, config: Path) -> Path:
+    if not isinstance(relative, str) or not relative.isprintable():
+        raise CheckpointError(f"{config}: source_path: the name of a folder is needed, got {shown(relative)}")
     target = folder / relative
     if not target.resolve().is_relative_to(folder.resolve()):
         raise CheckpointError(f"{config}: source_path: {relative!r} leads out of the folder")

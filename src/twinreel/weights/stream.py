@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from io import FileIO
 from math import prod
 from pathlib import Path
@@ -12,9 +12,11 @@ import torch
 from torch import Tensor, nn
 
 from ..errors import CheckpointError
+from ..ops.e4m3 import E4M3
+from ..ops.reference import quantize_rows
 from ..spec import Spec
-from .files import BYTES, Entry, WeightFiles
-from .keymap import MODULES, SLOT, SWAPPED, WHOLE, Stored, stored_tensors
+from .files import BYTES, Entry, WeightFiles, reading
+from .keymap import MODULES, NARROW_ROWS, SCALE, SLOT, SWAPPED, WHOLE, Stored, stored_tensors
 from .locate import Checkpoint
 from .tensors import open_component
 
@@ -23,15 +25,17 @@ READ_BYTES = 64 << 20
 
 def load_into(
     module: nn.Module, checkpoint: Checkpoint, spec: Spec, part: str, device: torch.device | str = "cpu",
-    dtype: torch.dtype | None = None,
+    dtype: torch.dtype | None = None, *, apart: str | None = None,
 ) -> nn.Module:  # fmt: skip
     """Fill a module built on the meta device with its stored tensors, and return it frozen and in eval mode.
 
     `part` names the module ("text_encoder", "video_encoder", "video_decoder", "audio_encoder", "audio_decoder", "dit",
     "modulation"; the last two as "dit:ref2va" where several partitions are loaded). Each parameter is made on `device`
-    in the dtype it was built with (`dtype` overrides that, never for the float32 islands), in memory of its own; an
+    in the dtype it was built with (`dtype` overrides that, never for the float32 islands), in memory of its own; one
+    built in e4m3 is quantized as it arrives, unless the files hold it so. An
     owner with `shard(whole)` gets its share of the whole tensor. The host holds one stored tensor at a time besides
-    what stays there. Afterwards the module's `init_buffers(device)` and `freeze()` are called if it has them.
+    what stays there. Afterwards the module's `init_buffers(device)` and `freeze()` are called if it has them. Parameters
+    whose names begin with `apart` are checked and left alone: they have their memory already.
 
     Raises CheckpointError when the component's files do not hold exactly the tensors that the sizes ask for: absent,
     left-over, of another shape or dtype (the first ten and the count), or when a file is damaged.
@@ -42,11 +46,15 @@ def load_into(
     rows = {stored: row for stored, row in expected.items() if row.module == name}
     slots = _slots(module, rows.values(), dtype)
     assembly = _Assembly(torch.device(device))
-    for stored, tensor in read_tensors(files, rows):
+    wanted = [name for name, row in rows.items() if apart is None or not row.parameter.startswith(apart)]
+    for stored, tensor in read_tensors(files, wanted):
         owner, leaf, target_dtype = slots[rows[stored].parameter]
         whole = assembly.add(rows[stored], tensor, target_dtype)
         if whole is not None:
-            _assign(owner, leaf, _share(owner, leaf, whole))
+            parameters = narrow(leaf, whole) if _narrows(owner, leaf, target_dtype) else {leaf: whole}
+            while parameters:
+                leaf, whole = parameters.popitem()
+                _assign(owner, leaf, _share(owner, leaf, whole))
         del tensor, whole  # the next one is allocated before these names are bound again
     assert not assembly.open, f"incomplete: {list(assembly.open)[:10]}"
     _finish(module, device)
@@ -73,6 +81,17 @@ def stream_part(
     assert not assembly.open, f"incomplete: {list(assembly.open)[:10]}"
 
 
+def parameters_of(files: WeightFiles, rows: Mapping[str, Stored]) -> Iterator[tuple[str, Tensor]]:
+    """Every parameter of `rows` whole, in its stored dtype on the CPU, by the name that the original layout has for it;
+    tensors that no module owns keep their own."""
+    assembly = _Assembly(torch.device("cpu"))
+    for stored, tensor in read_tensors(files, rows):
+        whole = assembly.add(rows[stored], tensor, tensor.dtype)
+        if whole is not None:
+            yield rows[stored].parameter or stored, whole
+        del tensor, whole
+
+
 def stored_bytes(spec: Spec, part: str) -> int:
     """Bytes that a part's tensors take as they are stored (both layouts alike)."""
     name = part.partition(":")[0]
@@ -95,7 +114,7 @@ def read_tensors(files: WeightFiles, names: Iterable[str]) -> Iterator[tuple[str
 
 
 def _read_shard(shard: Path, entries: Sequence[tuple[str, Entry]]) -> Iterator[tuple[str, Tensor]]:
-    with open_shard(shard) as file:
+    with reading(shard), open_shard(shard) as file:
         for name, entry in entries:
             tensor = torch.empty(entry.shape, dtype=getattr(torch, entry.dtype))
             file.seek(entry.offset)
@@ -119,6 +138,17 @@ def open_shard(path: Path) -> FileIO:
     return FileIO(path, "rb")
 
 
+def narrow(leaf: str, whole: Tensor) -> dict[str, Tensor]:
+    """A whole weight as e4m3 with a scale for each row beside it, by name: the same bits on every device."""
+    rows = [quantize_rows(part) for part in whole.split(NARROW_ROWS)]
+    values = torch.cat([row.values.view(torch.uint8) for row in rows]).view(E4M3)
+    return {leaf: values, leaf + SCALE: torch.cat([row.scale for row in rows])}
+
+
+def _narrows(owner: nn.Module, leaf: str, stored: torch.dtype) -> bool:
+    return getattr(owner, leaf).dtype == E4M3 != stored
+
+
 Place = tuple[nn.Module, str, torch.dtype]
 
 
@@ -126,7 +156,9 @@ def _slots(module: nn.Module, rows: Iterable[Stored], dtype: torch.dtype | None)
     """Parameter name -> owner, leaf and dtype. Our own modules and key map must agree, hence assertions."""
     state = module.state_dict(keep_vars=True)
     targets = {row.parameter: row for row in rows}
-    assert state.keys() == targets.keys(), f"key map and module differ: {sorted(state.keys() ^ targets.keys())[:10]}"
+    made = {name + SCALE for name in targets.keys() & state.keys() if state[name].dtype == E4M3} - targets.keys()
+    left = state.keys() ^ targets.keys() ^ made
+    assert not left, f"key map and module differ: {sorted(left)[:10]}"
     slots = {}
     for name, row in targets.items():
         path, _, leaf = name.rpartition(".")
@@ -134,7 +166,8 @@ def _slots(module: nn.Module, rows: Iterable[Stored], dtype: torch.dtype | None)
         shape = _share(owner, leaf, torch.empty(row.target_shape, device="meta")).shape
         assert parameter.shape == shape, f"{name}: module has {list(parameter.shape)}, key map {list(shape)}"
         assert not row.island or parameter.dtype == torch.float32, f"{name}: an fp32 island built as {parameter.dtype}"
-        slots[name] = owner, leaf, parameter.dtype if row.island or dtype is None else dtype
+        wanted = parameter.dtype if row.island or dtype is None else dtype
+        slots[name] = owner, leaf, getattr(torch, row.dtype) if name + SCALE in made else wanted
     return slots
 
 
@@ -149,27 +182,33 @@ class _Assembly:
         """Take one stored tensor; the whole parameter once it is complete, else None."""
         if row.placement == WHOLE:
             return tensor.to(self.device, dtype)
-        if row.placement == SWAPPED:
-            whole = torch.empty(row.target_shape, device=self.device, dtype=dtype)
-            half = row.shape[0] // 2
-            whole[:half].copy_(tensor[half:])
-            whole[half:].copy_(tensor[:half])
-            return whole
         if row.parameter not in self.open:
             self.open[row.parameter] = torch.empty(row.target_shape, device=self.device, dtype=dtype), 0
         whole, count = self.open.pop(row.parameter)
-        head = row.shape[0] // row.heads
-        whole.unflatten(0, (row.heads, 3, head))[:, SLOT[row.placement]].copy_(tensor.unflatten(0, (row.heads, head)))
-        if count + 1 == len(SLOT):
+        place(row, tensor, whole)
+        if row.placement == SWAPPED or count + 1 == len(SLOT):
             return whole
         self.open[row.parameter] = whole, count + 1
         return None
 
 
+def place(row: Stored, tensor: Tensor, whole: Tensor) -> None:
+    """Write a stored `tensor` to where it belongs in the `whole` parameter, in the parameter's dtype."""
+    if row.placement == WHOLE:
+        whole.copy_(tensor)
+    elif row.placement == SWAPPED:
+        half = row.shape[0] // 2
+        whole[:half].copy_(tensor[half:])
+        whole[half:].copy_(tensor[:half])
+    else:
+        head = row.shape[0] // row.heads
+        whole.unflatten(0, (row.heads, 3, head))[:, SLOT[row.placement]].copy_(tensor.unflatten(0, (row.heads, head)))
+
+
 def _share(owner: nn.Module, leaf: str, whole: Tensor) -> Tensor:
     """An owner's share of a whole tensor; the whole tensor itself, not a copy, where nothing is cut."""
     shard = getattr(owner, "shard", None)
-    if shard is None or leaf != "weight":
+    if shard is None or leaf not in getattr(owner, "sharded", ("weight",)):
         return whole
     share = shard(whole)
     return whole if share.shape == whole.shape else share.clone(memory_format=torch.contiguous_format)

@@ -16,19 +16,24 @@ from typing import Any
 
 import numpy as np
 
-from ..errors import CheckpointError
+from ..errors import CheckpointError, RequestError
 from ..spec import DiTSpec, Spec
 from .config import read_spec
-from .files import Entry, first_ten, open_weights, read_json
+from .files import Entry, first_ten, open_weights, read_json, reading
 from .keymap import COMPONENTS, canonical_names, stored_tensors, total_bytes
 from .locate import Checkpoint, locate
 from .recognise import Component
 from .tensors import compare
+from .tokenizer import load_tokenizer
 
 MANIFEST = "twinreel-manifest.json"
 BLOCK = 16 << 20
 # Where all exponent bits are set the value is infinite or no number; integers see that without converting any value.
-EXPONENT = {"float32": (np.uint32, 0x7F800000), "bfloat16": (np.uint16, 0x7F80), "float16": (np.uint16, 0x7C00)}
+# e4m3 has no infinity: only all of its bits set are no number.
+EXPONENT = {
+    "float32": (np.uint32, 0x7F800000), "bfloat16": (np.uint16, 0x7F80), "float16": (np.uint16, 0x7C00),
+    "float8_e4m3fn": (np.uint8, 0x7F),
+}  # fmt: skip
 
 
 @dataclass
@@ -46,17 +51,24 @@ def verify(
     write_manifest: bool = False,
     components: Mapping[str, str | os.PathLike[str]] | None = None,
 ) -> dict[str, Any]:
-    """Check names, shapes, dtypes, byte totals and finite values of every tensor, and every file against the manifest.
+    """Check names, shapes, dtypes, byte totals and finite values of every tensor, the tokenizer against the config, and
+    every file against the manifest.
 
     Returns facts for printing: layout, partitions, tensors and bytes of each component, and `manifest`: "matches N
-    files", "written, N files" or "not compared (...)". `write_manifest` writes it anew after all other checks passed.
-    Raises CheckpointError with the first ten problems and the count when anything differs.
+    files", "written, N files" or "not compared (...)". `write_manifest` writes it after all other checks passed.
+    Raises CheckpointError with the first ten problems and the count when anything differs, and RequestError where a
+    manifest to write is there already: it may disagree, and is the only one who knows.
     """
     checkpoint = locate(path, components)
-    findings = examine(checkpoint)
     manifest = checkpoint.path / MANIFEST
+    if write_manifest and os.path.lexists(manifest):
+        raise RequestError(
+            "write_manifest", f"{manifest} exists; verify without it compares the files with that, or remove it first"
+        )
+    with reading(checkpoint.path):
+        findings = examine(checkpoint)
     outcome = "not compared (no manifest beside the weights; --write-manifest makes one)"
-    if manifest.is_file() and not write_manifest:
+    if os.path.lexists(manifest):
         outcome = _compare_manifest(manifest, findings)
     if findings.problems:
         raise CheckpointError(f"{checkpoint.path}: {first_ten(findings.problems)}")
@@ -90,6 +102,11 @@ def examine(checkpoint: Checkpoint) -> Findings:
             _hash_whole(file, checkpoint, findings, seen)
     for index in checkpoint.indexes:
         _hash_whole(index, checkpoint, findings, seen)
+    try:
+        tokenizer = load_tokenizer(checkpoint.folders["tokenizer"], spec.text)
+        findings.facts["tokenizer"] = f"{len(tokenizer.backend)} tokens"
+    except CheckpointError as error:
+        findings.problems.append(str(error))
     return findings
 
 
@@ -204,8 +221,10 @@ def _label(path: Path, checkpoint: Checkpoint) -> str:
 
 def _compare_manifest(manifest: Path, findings: Findings) -> str:
     listed = read_json(manifest).get("files")
-    if not isinstance(listed, dict):
-        raise CheckpointError(f"{manifest}: files: an object is needed; write the manifest anew with --write-manifest")
+    if not isinstance(listed, dict) or not all(isinstance(facts, dict) for facts in listed.values()):
+        raise CheckpointError(
+            f"{manifest}: files: hashes by file name are needed; remove it, and write it anew with --write-manifest"
+        )
     for name, facts in findings.digests.items():
         if name not in listed:
             findings.problems.append(f"{name}: not in {MANIFEST}")

@@ -17,7 +17,8 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--begin", type=float, default=0.0, help="share of the whole run at which this piece begins")
     parser.add_argument("--end", type=float, default=1.0, help="and ends")
     parser.add_argument("--steps", type=int, help="end after so many steps instead of seconds")
-    parser.add_argument("--device", default="auto")
+    parser.add_argument("--device", default="auto", help="evaluate takes several, parted by commas")
+    parser.add_argument("--workers", type=int, default=1, help="evaluate: processes, on the devices in turn")
     parser.add_argument("--smoke", action="store_true", help="narrow sizes and two scenes: a test of the program")
     parser.add_argument("--model", type=Path, help="export: where to; evaluate: what to judge")
     parser.add_argument("--count", type=int, default=200, help="evaluate: prompts")
@@ -34,7 +35,8 @@ def run(options: argparse.Namespace) -> None:
 
     recipe = smoke() if options.smoke else release()
     auto = "cuda" if torch.cuda.is_available() else "cpu"
-    device = torch.device(auto if options.device == "auto" else options.device)
+    named = auto if options.device == "auto" else options.device
+    device = torch.device(named.partition(",")[0])
     if device.type == "cuda":
         # Training only: products of float32 tensors in TF32, and the fastest convolution found by trying.
         torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = True
@@ -49,9 +51,8 @@ def run(options: argparse.Namespace) -> None:
     elif options.part == "evaluate":
         from ..evaluate import main as evaluate
 
-        evaluate(
-            options.model or options.folder / "model", options.folder / "evaluation.json", options.count, str(device)
-        )
+        model, path = options.model or options.folder / "model", options.folder / "evaluation.json"
+        evaluate(model, path, options.count, named.split(","), options.workers)
     else:
         trainers = {"vae": video.train, "decoder": video.train_decoder, "audio": audio.train, "dit": dit.train}
         trainers["audio-decoder"] = audio.train_decoder

@@ -16,8 +16,8 @@ from ...models.modulation import LiveModulation
 from ...models.text_encoder import TextEncoder
 from ...models.video_encoder import VideoEncoder
 from ...parallel import Parallel
-from ...presentation import Tokenizer, load_tokenizer
 from ...spec import AUDIO_CONDITION_TIME, CONDITION_TIME, Spec
+from ...weights.tokenizer import Tokenizer, load_tokenizer
 from ..batches import Batch, Batches
 from ..batching import CLOCKS, Segments, encode_prompts
 from ..data import EVALUATION_SEED, Encoders, Shelf, encode_audio, encode_video, fill_shelf

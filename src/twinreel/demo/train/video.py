@@ -123,7 +123,8 @@ def train_decoder(recipe: Recipe, piece: Piece, device: torch.device) -> None:
     weights = Weights({"decoder": vae.decoder})
     begin = time.monotonic()
     run = Run(DECODER_STEM, piece, settings.decoder_pace, weights, matrices(weights))
-    shelves = {canvas: _keep(vae, canvas, settings, device) for canvas in dict.fromkeys(settings.canvases)}
+    seed = 500_000 + 10 * run.total  # every piece has windows of its own
+    shelves = {canvas: _keep(vae, canvas, settings, device, seed) for canvas in dict.fromkeys(settings.canvases)}
     run.hurry(time.monotonic() - begin)
     run.log.write(kept_seconds=time.monotonic() - begin)
     ropes = {canvas: window_rope(vae, canvas, device) for canvas in shelves}
@@ -141,9 +142,11 @@ def train_decoder(recipe: Recipe, piece: Piece, device: torch.device) -> None:
 
 
 @torch.no_grad()
-def _keep(vae: VideoVAE, canvas: tuple[int, int], settings: VideoRecipe, device: torch.device) -> tuple[Tensor, Tensor]:
+def _keep(
+    vae: VideoVAE, canvas: tuple[int, int], settings: VideoRecipe, device: torch.device, first_seed: int
+) -> tuple[Tensor, Tensor]:
     """Windows uint8 [n, 22, H, W, 3] and their means float16."""
-    pool = WindowPool(canvas, settings.scenes, device, first_seed=500_000)
+    pool = WindowPool(canvas, settings.scenes, device, first_seed=first_seed)
     size = min(64, settings.kept)
     pixels, means = [], []
     for _ in range(settings.kept * settings.canvases.count(canvas) // size):

@@ -49,7 +49,8 @@ async function ask(anew) {
   let found;
   try {
     found = await get(`/v1/videos?${query}`);
-  } catch {
+  } catch (error) {
+    if (error.field === "after" && mine === turn) return ask(true); // the card to go on after was removed meanwhile
     return; // the banner says that the server is not reached
   }
   if (mine !== turn) return;

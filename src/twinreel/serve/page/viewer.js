@@ -70,9 +70,9 @@ function draw(job) {
   update(job);
 }
 
-/** The first words of a prompt, without the names of its sections. */
+/** The first words of a prompt: of its first section, without that one's name. */
 export function title(job) {
-  const text = job.prompt.replace(/^\w+:\s*/, "").trim();
+  const text = job.prompt.replace(/^\w+:\s*/, "").split(/\n\s*[a-z]\w*_\w+:/)[0].trim() || job.prompt.trim();
   return text.length > 90 ? `${text.slice(0, 88).trimEnd()}…` : text;
 }
 

@@ -1,23 +1,29 @@
 """Predicted peak memory of every stage, from sizes alone. Estimates: allocators, kernels and libraries add their own.
 
-The counts below name what is alive at the fullest moment of the plain ops; `tests/test_estimate.py` holds them to
-measured peaks. Bytes everywhere; `S` packed rows, `L` prompt tokens, `P` patches.
+The counts below name what is alive at the fullest moment; `tests/test_estimate.py` holds them to measured peaks.
+Bytes everywhere; `S` packed rows, `L` prompt tokens, `P` patches.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cache
 from math import prod
 
+from ..config import MODES
 from ..plan import Condition, Plan
+from ..precision import Fp8, running
 from ..spec import AUDIO_CHANNELS, Spec
-from ..weights.keymap import MODULES, Stored, stored_tensors
+from ..weights.files import BYTES
+from ..weights.keymap import E4M3, LAYERS, MODULES, NARROW_ROWS, Stored, stored_tensors
 
 FP32 = 4
 PROCESS = {"cpu": 560 << 20, "cuda": 2560 << 20}  # Python, PyTorch and its libraries in host memory
 CUDA_OWN = 640 << 20  # what the driver and the libraries keep of a device
+SLOTS = 2  # layers on the device, and of mapped ones in host memory, where a part runs layer by layer
 ENCODER_FRAMES = 64  # frames that the video encoder looks ahead and refers to
 RGB, YUV = 3.0, 1.5  # bytes of a pixel
 # Linears of the video decoder whose weights take the dtype of their products.
@@ -27,7 +33,9 @@ _COMPUTE = re.compile(r"\.(to_qkv|to_out|w1|w2)\.")
 @dataclass(frozen=True)
 class Setting:
     """How the parts run: `device` cpu or cuda, bytes of an element of DiT and conditioner, and of the video decoder's
-    products, tiles a call of that decoder, `all` or `stages` resident, `adaln` live or precompute."""
+    products, tiles a call of that decoder, the residency, `adaln` live or precompute, the table of ops, rows at a time,
+    ranks over which rows (`sp`), the DiT's heads (`tp`) and the conditioner's heads (`text`) are dealt out; what of the
+    DiT runs in fp8."""
 
     device: str
     element: int
@@ -35,38 +43,75 @@ class Setting:
     tile_batch: int
     residency: str
     adaln: str = "live"
+    ops: str = "reference"
+    row_chunk: int = 0
+    sp: int = 1
+    tp: int = 1
+    text: int = 1
+    fp8: Fp8 | None = None
 
 
 @dataclass(frozen=True)
 class Weights:
-    """One part's weights: in use, at the fullest moment of loading, its largest stored tensor, and all as stored."""
+    """One part's weights on the device: in use, at the fullest moment of loading; its largest stored tensor and all as
+    stored; and what lies in host memory, layers or the two that are on their way."""
 
     kept: int
     loading: int
     largest: int
     stored: int
+    host: int = 0
 
 
 def part_weights(spec: Spec, part: str, setting: Setting) -> Weights:
     """Bytes of the part called `part` (`dit:ref2va`, `video_decoder`, ...) in the dtypes it runs in."""
     name = part.partition(":")[0]
-    rows = [row for row in stored_tensors(MODULES[name], "original", spec).values() if row.module == name]
+    rows, stored = _rows(spec, name), [prod(row.shape) * BYTES[row.dtype] for row in _rows(spec, name)]
+    twice = 0  # bytes of an element that a quantized linear's other weights have
+    if name == "dit" and setting.fp8 is not None:
+        rows = _rows(replace(spec, dit=running(spec.dit, setting.fp8)), name)
+        twice = setting.element if setting.fp8.steps else 0
 
     def kept(row: Stored) -> int:
+        if row.dtype == E4M3:
+            return BYTES[E4M3] + twice
         if name == "video_decoder" and _COMPUTE.search(row.parameter):
             return setting.vae_element
         return FP32 if row.island else setting.element
 
-    stored = [prod(row.shape) * (FP32 if row.dtype == "float32" else 2) for row in rows]
     total = sum(prod(row.shape) * kept(row) for row in rows)
     # the decoder's weights arrive in fp32 and are cast afterwards
     arriving = sum(prod(row.shape) * (FP32 if row.island else setting.element) for row in rows)
-    return Weights(total, max(total, arriving), max(stored), sum(stored))
+    if name == "dit" and setting.fp8 is not None:
+        # the last whole tensor with, in fp32, three copies of the rows that are being quantized
+        arriving = total + max(stored) + 3 * FP32 * NARROW_ROWS * max(spec.dit.ffn, spec.dit.inner, spec.dit.hidden)
+    share = {"dit": setting.tp, "text_encoder": setting.text}.get(name, 1)
+    total, arriving = total // share, arriving // share
+    mode, host = MODES[setting.residency], 0
+    if mode.streams(part):
+        layers = _layer_bytes(rows, LAYERS[name], kept)
+        slots = sum(sorted(layers)[-SLOTS:])
+        host = slots if mode.mapped else sum(layers)
+        total += slots - sum(layers)
+        arriving = total
+    return Weights(total, max(total, arriving), max(stored), sum(stored), host)
+
+
+def _rows(spec: Spec, module: str) -> list[Stored]:
+    return [row for row in stored_tensors(MODULES[module], "original", spec).values() if row.module == module]
+
+
+def _layer_bytes(rows: Sequence[Stored], prefix: str, kept: Callable[[Stored], int]) -> list[int]:
+    found = Counter[str]()
+    for row in rows:
+        if row.parameter.startswith(prefix):
+            found[row.parameter.removeprefix(prefix).partition(".")[0]] += prod(row.shape) * kept(row)
+    return list(found.values())
 
 
 def table_weights(plan: Plan, spec: Spec, setting: Setting) -> Weights:
     """The modulation of all steps as tables, which are made one projection at a time."""
-    live = part_weights(spec, f"modulation:{plan.partition}", setting)
+    live = part_weights(spec, f"modulation:{plan.partition}", replace(setting, residency="all"))
     timesteps = 2 + any(c.frames for c in plan.conditions) + any(c.samples for c in plan.conditions)
     values = (18 * spec.dit.layers + 2) * spec.dit.hidden
     kept = plan.calls * timesteps * values * setting.element
@@ -85,35 +130,41 @@ def stage_parts(plan: Plan) -> dict[str, tuple[str, ...]]:
     }
 
 
-def estimate(plan: Plan, rows: Mapping[str, int], spec: Spec, setting: Setting) -> dict[str, dict[str, int]]:
+def estimate(
+    plan: Plan, rows: Mapping[str, int], spec: Spec, setting: Setting, there: Sequence[str] = ()
+) -> dict[str, dict[str, int]]:
     """Per stage: bytes of `weights`, of `work` beside them, and the peaks `device` and `host` (one peak on a CPU).
 
-    `rows` counts the packed rows of kind `text`, `video` and `audio`.
+    `rows` counts the packed rows of kind `text`, `video` and `audio`. `there` names parts that an earlier request has
+    left on the device.
     """
+
+    @cache
+    def weigh(part: str) -> Weights:
+        tables = setting.adaln == "precompute" and part.startswith("modulation:")
+        return table_weights(plan, spec, setting) if tables else part_weights(spec, part, setting)
+
     work = {
         "encode": encode_work(plan, rows["text"], spec, setting),
         "denoise": denoise_work(rows, spec, setting),
         "decode": decode_work(plan, spec, setting),
     }
     made: dict[str, dict[str, int]] = {}
-    before = 0  # weights that stay from earlier stages
+    # `before`: weights that stay from earlier stages and requests
+    mode, before = MODES[setting.residency], sum(weigh(part).kept for part in there)
     for stage, parts in stage_parts(plan).items():
-        weights = [
-            table_weights(plan, spec, setting)
-            if setting.adaln == "precompute" and part.startswith("modulation:")
-            else part_weights(spec, part, setting)
-            for part in parts
-        ]
+        weights = [weigh(part) for part in parts if part not in there]
         kept = before + sum(part.kept for part in weights)
         peak = max(kept + work[stage], before + _loading(weights))
-        largest = max(part.largest for part in weights)
+        largest = max((part.largest for part in weights), default=0)
         host = PROCESS[setting.device] + media_bytes(plan) + (encoder_bytes(plan) if stage == "decode" else 0)
+        host += sum(part.host for part in weights)
         if setting.device == "cpu":
             peak = max(peak, before + _loading(weights) + largest) + host
             made[stage] = {"weights": kept, "work": work[stage], "host": peak}
         else:
             made[stage] = {"weights": kept, "work": work[stage], "device": peak + CUDA_OWN, "host": host + largest}
-        before = kept if setting.residency == "all" else 0
+        before += sum(weigh(part).kept for part in parts if mode.keeps(part) and part not in there)
     return made
 
 
@@ -177,12 +228,22 @@ def pixels_work(condition: Condition, spec: Spec) -> int:
 
 def denoise_work(rows: Mapping[str, int], spec: Spec, setting: Setting) -> int:
     """One block over all packed rows at its fullest, beside what lives through all steps."""
-    dit, element, total = spec.dit, setting.element, sum(rows.values())
-    D, inner = dit.hidden, dit.inner
+    dit, element, total = spec.dit, setting.element, -(-sum(rows.values()) // setting.sp)
+    D, inner, ffn = dit.hidden, dit.inner // setting.tp, dit.ffn // setting.tp
     # residual and input; qkv 3, normalised q and k 2, rotated q 1, and k in rotation 1.75
     attend = 2 * D + 7.75 * inner
     # the residual before and after attention, the input; gate and value 2, silu 1, product 1
-    feed = 3 * D + 4 * dit.ffn
+    feed = 3 * D + 4 * ffn
+    if setting.ops != "reference":  # one pass each: no temporaries between the products
+        # residual and input; qkv 3, normalised q and k 2, output 1
+        attend, feed = 2 * D + 6 * inner, 3 * D + 3 * ffn
+    if setting.sp > 1:  # q, k and v as sent and as arrived; attention's output, the same back here and merged
+        attend = max(attend, 2 * D + 9 * inner)
+    attend += 1.5 * inner if setting.fp8 is not None else 0  # q, k and v once more, in e4m3
+    chunk = setting.row_chunk
+    if 0 < chunk < total:  # q, k, v and the output, whole; the output of the feed-forward; a chunk of the rest
+        attend = 2 * D + 4 * inner + (attend - 2 * D) * chunk // total
+        feed = 4 * D + (feed - 3 * D) * chunk // total
     block = max(attend, feed) * element
     enter = D * (2 * FP32 + 2 * element)  # both modalities' rows projected in fp32, then rounded
     leave = D * (FP32 + 4 * element)

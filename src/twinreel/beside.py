@@ -1,0 +1,56 @@
+"""Two pieces of work at once: this thread makes, another one works off what it makes."""
+
+from __future__ import annotations
+
+import queue
+import sys
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import TypeVar
+
+T = TypeVar("T")
+R = TypeVar("R")
+PATIENCE = 0.2  # seconds between two looks at whether the other thread still takes
+
+
+class _Left:
+    """The end of what is made, with the error that ended it."""
+
+    def __init__(self, error: BaseException | None) -> None:
+        self.error = error
+
+
+def beside(consume: Callable[[Iterator[T]], R], made: Iterable[T], *, ahead: int = 2) -> R:
+    """`consume(items)` in a thread of its own, while this one takes item after item from `made`, at most `ahead` too many.
+
+    What `consume` raises is raised here, and no more is then made. What `made` raises is raised in `consume` too, which
+    can clean up. Items that `consume` does not take are made all the same: other ranks may count on it.
+    """
+    line = queue.Queue[T | _Left](ahead)
+
+    def items() -> Iterator[T]:
+        while not isinstance(item := line.get(), _Left):
+            yield item
+        if item.error is not None:
+            raise item.error
+
+    with ThreadPoolExecutor(1, "beside") as pool:
+        working = pool.submit(consume, items())
+
+        def offer(item: T | _Left) -> None:
+            while not working.done():
+                try:
+                    return line.put(item, timeout=PATIENCE)
+                except queue.Full:
+                    pass
+
+        finished = False
+        try:
+            for item in made:
+                offer(item)
+                if working.done() and working.exception() is not None:
+                    break
+            finished = True
+        finally:
+            offer(_Left(None if finished else sys.exc_info()[1]))
+        return working.result()

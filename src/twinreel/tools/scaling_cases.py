@@ -1,0 +1,376 @@
+"""What a rank of `bench scaling` measures: calls of the DiT, the video VAE, whole requests; weights filled once a mesh."""
+
+from __future__ import annotations
+
+import hashlib
+import statistics
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from datetime import timedelta
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from ..config import Choices, EngineConfig, resolve, set_flags
+from ..decoding import decode
+from ..launch import PATIENCE, quiet
+from ..layout import build_layout, shard, shard_sizes
+from ..models.dit import DiT
+from ..models.modulation import LiveModulation
+from ..models.modulation_tables import PrecomputedModulation
+from ..models.video_decoder import VideoDecoder
+from ..models.video_encoder import VideoEncoder
+from ..noise import Rows, initial_rows
+from ..output.latents import Latents
+from ..parallel import Parallel
+from ..parallel.mesh import Mesh, join_mesh
+from ..parallel.ulysses import PLAIN, Relayout, Ulysses
+from ..parts import Parts
+from ..pipeline import Settled, Work, encode, policy_setting, predictor, run_steps, split_latents
+from ..plan import make_plan
+from ..policies import make_policy
+from ..policy_options import parse_policy
+from ..presentation import Prompt
+from ..request import Request
+from ..schedule import make_sigmas, step_timesteps
+from ..spec import Spec
+from ..topology import OVERLAPPED_CHUNKS, open_board
+from ..watch import Stages, ignore
+from .bench_dit import STEP, random_tensor
+from .bench_scaling import BALANCED, Case, Settings
+from .timing import card
+
+MEETING = 240.0  # seconds
+FEWEST, MOST = 3, 200  # calls measured
+STEPS = 50
+
+
+def spec_of(shape: str) -> Spec:
+    """The sizes called `released`, `bundled`, or `wide`: the miniature with heads for eight ranks."""
+    if shape == "released":
+        return Spec()
+    from ..demo.tiny import tiny_spec
+
+    spec = tiny_spec()
+    if shape == "bundled":
+        return spec
+    return replace(
+        spec,
+        dit=replace(spec.dit, heads=56, head_dim=8, ffn=112, rope_freqs=1),
+        text=replace(spec.text, heads=16, kv_heads=8, intermediate=96),
+    )
+
+
+def fill_shares(module: nn.Module, device: torch.device) -> nn.Module:
+    """A module from the meta device with its share of `random_tensor`s: the same whole weights on any mesh."""
+    for name, meta in list(module.named_parameters()):
+        path, _, leaf = name.rpartition(".")
+        owner = module.get_submodule(path)
+        cut = getattr(owner, "shard", None) if leaf == "weight" else None
+        shape = tuple(meta.shape)
+        if cut is None:
+            tensor = random_tensor(name, shape, device, meta.dtype)
+        else:
+            tensor = cut(random_tensor(name, _whole(owner, shape), device, meta.dtype)).clone()
+        assert tensor.shape == meta.shape, (name, tuple(tensor.shape), shape)
+        setattr(owner, leaf, nn.Parameter(tensor, requires_grad=False))
+    return module.eval()
+
+
+def _whole(owner: Any, shape: tuple[int, ...]) -> tuple[int, ...]:
+    """The shape that `owner` is one rank's share of: one dim is larger by the size of its axis."""
+    ranks = owner.axis.size
+    for dim in range(len(shape)):
+        whole = tuple(size * ranks if i == dim else size for i, size in enumerate(shape))
+        if owner.shard(torch.empty(whole, device="meta")).shape == torch.Size(shape):
+            return whole
+    raise AssertionError(f"{owner}: no whole for {shape}")
+
+
+class RandomParts(Parts):
+    """Parts without a checkpoint: every weight is drawn."""
+
+    def _load(self, name: str) -> Any:
+        if name.startswith("modulation:") and self.adaln == "precompute":
+            return self._tables.setdefault(name, random_tables(self.spec, self.choices, self.parallel))
+        with torch.device("meta"):
+            module = self._build(name)
+        fill_shares(module, self.choices.device)
+        for hook, arguments in (("init_buffers", (self.choices.device,)), ("freeze", ())):
+            if hasattr(module, hook):
+                getattr(module, hook)(*arguments)
+        return module
+
+
+def random_tables(spec: Spec, choices: Choices, parallel: Parallel) -> PrecomputedModulation:
+    """AdaLN's tables of drawn weights, made over all ranks."""
+    with torch.device("meta"):
+        live = LiveModulation(spec.dit, choices.dtype)
+
+    def source(prefix: str) -> Any:
+        for name, meta in live.named_parameters():
+            if name.startswith(prefix):
+                yield name, random_tensor(name, tuple(meta.shape), choices.device, meta.dtype)
+
+    device, dtype = choices.device, choices.dtype
+    return PrecomputedModulation(spec.dit, dtype, device, source, lambda: "random", parallel=parallel)
+
+
+class Bench:
+    """One rank. It keeps the axes and the model of the last mesh."""
+
+    def __init__(self, rank: int, world: int, meeting: str, settings: Settings) -> None:
+        self.rank, self.world, self.settings, self.spec = rank, world, settings, spec_of(settings.shape)
+        cuda = settings.device == "cuda"
+        device = f"cuda:{rank}" if cuda else "cpu"
+        if cuda:
+            torch.cuda.set_device(rank)
+        else:
+            torch.set_num_threads(1)
+        if world > 1:
+            import torch.distributed as dist
+
+            quiet()
+            where: dict[str, Any] = {"init_method": f"file://{meeting}", "rank": rank, "world_size": world}
+            dist.init_process_group("gloo", timeout=timedelta(seconds=MEETING), **where)
+        config = EngineConfig(
+            device=device, ops=settings.ops, attention=settings.attention, adaln="precompute", vae_encode="fp32",
+            threads=None if cuda else 1,
+        )  # fmt: skip
+        self.choices = resolve(config, self.spec.dit.head_dim)
+        self.kept: dict[str, Any] = {}
+
+    def run(self, case: Case) -> dict[str, Any]:
+        """The figures of one case, on every rank; they are told together."""
+        mesh = Mesh(case.sp, case.tp, case.world if self.spec.text.kv_heads % case.world == 0 else 1)
+        with torch.inference_mode():
+            if self.kept.get("mesh") != mesh:
+                self._forget()
+                self.kept = {"mesh": mesh, "parallel": self._join(mesh)}
+            parallel = self._with(case.variant)
+            self._reset_peak()
+            if case.what == "vae":
+                found = self._vae(parallel)
+            elif case.what == "call":
+                found = self._call(case, parallel)
+            else:
+                found = self._whole(parallel, BALANCED if case.what.endswith("balanced") else "every-step")
+        return {"card": card(self.choices.device), "torch": torch.__version__, "ops": self.choices.ops.name, **found}
+
+    def _forget(self) -> None:
+        self.kept = {}
+        if self.choices.device.type == "cuda":
+            torch.cuda.synchronize()
+            torch.cuda.empty_cache()
+
+    def _join(self, mesh: Mesh) -> Parallel:
+        if mesh.size == 1:
+            return Parallel.single()
+        backend = "nccl" if self.choices.device.type == "cuda" else "gloo"
+        return join_mesh(mesh, self.rank, Ulysses, backend=backend, patience=2 * PATIENCE)
+
+    def _with(self, variant: str) -> Parallel:
+        """The axes, attending by `variant`. Raises ValueError where it cannot run."""
+        parallel: Parallel = self.kept["parallel"]
+        if not variant:
+            return replace(parallel, strategy=Parallel.single().strategy)
+        relayout, chunks, board = PLAIN, 1, None
+        if variant != "plain" and self.choices.ops.name == "triton":
+            from ..ops import relayout as kernels
+
+            relayout = Relayout("packed", kernels.pack, kernels.merge)
+        elif variant == "packed":
+            raise ValueError(f"packed needs the triton table of ops, this run has {self.choices.ops.name}")
+        if variant == "overlapped":
+            chunks = OVERLAPPED_CHUNKS
+            if "board" not in self.kept:
+                self.kept["board"], problem = open_board(parallel, self.choices.device, self.world)
+                if problem:
+                    del self.kept["board"]
+                    raise ValueError(f"overlapped: {problem}")
+            board = self.kept["board"]
+        strategy = partial(Ulysses, relayout=relayout, chunks=chunks, board=board)
+        return replace(parallel, strategy=strategy, board=board, chunks=chunks)
+
+    def _model(self, parallel: Parallel) -> DiT:
+        if "dit" not in self.kept:
+            with torch.device("meta"):
+                made = DiT(self.spec.dit, self.choices.ops, parallel, self.choices.dtype)
+            self.kept["dit"] = fill_shares(made, self.choices.device)
+        dit: DiT = self.kept["dit"]
+        attend = parallel.attend(self.choices.ops.attention)
+        blocks: Any = dit.blocks
+        for block in blocks:
+            block.attn.attend = attend
+        return dit
+
+    def _call(self, case: Case, parallel: Parallel) -> dict[str, Any]:
+        set_flags("denoise", self.choices)
+        dit, device, settled = self._model(parallel), self.choices.device, self._settled(3)
+        layout, sp = settled.layout, parallel.sp
+        part = shard(layout, sp.size, sp.rank)
+        parallel.reserve(len(part.layout.tags_S), self.spec.dit.heads, self._head_bytes())
+        steps = [step_timesteps(layout, settled.sigmas, step) for step in range(settled.sigmas.calls)]
+        tables = random_tables(self.spec, self.choices, parallel)
+        tables.prepare([timesteps for timesteps, _ in steps])
+        generator = torch.Generator().manual_seed(1)
+        counts = len(layout.text_indices), len(layout.video_indices), len(layout.audio_indices)
+        widths = self.spec.dit.text_dim, self.spec.dit.video_row, self.spec.dit.audio_channels
+        text, video, audio = (torch.randn(*s, generator=generator) for s in zip(counts, widths, strict=True))
+        call = predictor(dit, tables, text.to(device, self.choices.dtype), part, steps)
+        own = Rows(video[part.video], audio[part.audio]).to(device)
+        laps, out = self._timed(parallel, lambda: call(STEP, own))
+        sizes = shard_sizes(layout, sp.size)
+        whole = Rows(*(sp.join(x, size) for x, size in zip(vars(out).values(), sizes, strict=True))).to("cpu")
+        tables.release()
+        return self._told(parallel, laps) | self._compared(case, whole) | {"rows": layout.rows}
+
+    def _timed(self, parallel: Parallel, call: Callable[[], Rows]) -> tuple[list[dict[str, Any]], Rows]:
+        """A few warm-up calls, then calls as the loop makes them, each with its vote and its lap; all ranks alike."""
+        meter = parallel.every.meter
+        spent = [0.0]
+
+        def one() -> Rows:
+            begin = time.perf_counter()
+            made = call()
+            ballot = torch.stack([~torch.isfinite(x).all() for x in vars(made).values()]).to(torch.int32)
+            assert not any(parallel.every.vote(ballot).tolist()), "values that are not finite"
+            lap = meter.lap() if meter is not None else {}
+            spent[0] = time.perf_counter() - begin
+            laps.append({**lap, "seconds": spent[0]})
+            return made
+
+        laps: list[dict[str, Any]] = []
+        one(), one()
+        self._reset_peak()
+        slowest = max(parallel.control.tell_all(spent[0]))
+        laps.clear()
+        for _ in range(max(FEWEST, min(MOST, int(self.settings.seconds / slowest)))):
+            made = one()
+        return laps, made
+
+    def _told(self, parallel: Parallel, laps: list[dict[str, Any]]) -> dict[str, Any]:
+        """Medians of every rank; the slowest rank's seconds are the case's."""
+        numbers = [key for key, value in laps[-1].items() if isinstance(value, float | int)]
+        mine: dict[str, Any] = {key: statistics.median(lap[key] for lap in laps) for key in numbers}
+        mine |= {"best": min(lap["seconds"] for lap in laps), "worst": max(lap["seconds"] for lap in laps)}
+        mine |= {"calls": len(laps), "collectives": laps[-1].get("collectives", {}), **self._memory(parallel)}
+        ranks = parallel.control.tell_all(mine)
+        seconds, peak = (max(rank[key] for rank in ranks) for key in ("seconds", "peak_gib"))
+        exposed, hidden = (max(rank.get(key, 0.0) for rank in ranks) for key in ("exposed_seconds", "hidden_seconds"))
+        line = f"{seconds:8.4f} s a call, exposed {exposed:.4f} s, hidden {hidden:.4f} s, peak {peak:.2f} GiB"
+        return {"line": line, "seconds": seconds, "peak_gib": peak, "ranks": ranks}
+
+    def _compared(self, case: Case, whole: Rows) -> dict[str, Any]:
+        """Hash of the velocities, and their distance to those of one rank where that has been run into this folder."""
+        if self.rank:
+            return {}
+        digest = hashlib.sha256(whole.video.numpy().tobytes() + whole.audio.numpy().tobytes()).hexdigest()
+        base = Path(self.settings.folder, f"scaling-{self.settings.shape}-one.pt")
+        if case.world == 1:
+            torch.save(vars(whole), base)
+        if not base.is_file():
+            return {"sha256": digest}
+        one = torch.load(base, weights_only=True)
+        pairs = ((name, getattr(whole, name), one[name]) for name in ("video", "audio"))
+        apart = {name: float((a - b).norm() / b.norm()) for name, a, b in pairs if a.shape == b.shape}
+        return {"sha256": digest, "distance_to_one": apart}
+
+    def _vae(self, parallel: Parallel) -> dict[str, Any]:
+        spec, device, cuda = self.spec.video, self.choices.device, self.choices.device.type == "cuda"
+        plan = make_plan(Request("a", size=self.settings.size, duration=self.settings.frames / 24), self.spec)
+        set_flags("decode", self.choices)
+        with torch.device("meta"):
+            decoder = VideoDecoder(spec, self.choices.vae_compute, parallel.every)
+            encoder = VideoEncoder(spec, parallel.every)
+        fill_shares(decoder, device)
+        decoder.freeze()
+        shape = 1, spec.latent_channels, plan.latents, plan.height // spec.space, plan.width // spec.space
+        latents = torch.randn(shape, generator=torch.Generator().manual_seed(2)).to(device)
+        found: dict[str, float] = {}
+        found["decode"], digest = self._once(parallel, partial(decoder.clips, latents, self.choices.tile_batch), True)
+        del decoder
+        fill_shares(encoder, device)
+        pixels = torch.randn(1, 3, plan.frames, plan.height, plan.width, generator=torch.Generator().manual_seed(3))
+        pixels = pixels.to(device)
+        for name, tf32 in (("encode_tf32", True), ("encode_fp32", False)) if cuda else (("encode_fp32", False),):
+            set_flags("encode", replace(self.choices, tf32_encode=tf32))
+            found[name], _ = self._once(parallel, lambda: encoder.encode(pixels), False)
+        line = ", ".join(f"{name} {seconds:.3f} s" for name, seconds in found.items())
+        memory = parallel.control.tell_all(self._memory(parallel))
+        return {"line": line, "frames": plan.frames, **found, "sha256": digest, "ranks": memory}
+
+    def _once(self, parallel: Parallel, work: Callable[[], Any], warm: bool) -> tuple[float, str]:
+        """Seconds of one run of `work` (tensors, each used up as it comes), the slowest rank's, and a hash of them."""
+        for _ in range(1 + warm):
+            digest = hashlib.sha256()
+            parallel.control.tell_all(None)
+            begin = time.perf_counter()
+            for tensor in work():
+                digest.update(tensor.flatten()[:1024].cpu().numpy().tobytes())  # waits for the device
+            seconds = time.perf_counter() - begin
+        return max(parallel.control.tell_all(seconds)), digest.hexdigest()
+
+    def _whole(self, parallel: Parallel, policy: str) -> dict[str, Any]:
+        """A T2VA request from token ids to frames and sound in host memory; a short one before it makes it warm."""
+        self.kept.pop("dit", None)
+        if "parts" not in self.kept:
+            parts: Any = None
+            self.kept["parts"] = RandomParts(parts, self.spec, self.choices, "all", parallel=parallel)
+            self._request(self.kept["parts"], 3, "every-step")
+        self._reset_peak()
+        facts = self._request(self.kept["parts"], (self.settings.calls or STEPS - 1) + 1, policy)
+        ranks = parallel.control.tell_all({**facts, **self._memory(parallel)})
+        seconds = max(rank["seconds"] for rank in ranks)
+        stages = ", ".join(f"{name} {record['seconds']:.2f}" for name, record in ranks[0]["stages"].items())
+        peak = max(rank["peak_gib"] for rank in ranks)
+        line = f"{seconds:.2f} s a request ({stages}), peak {peak:.2f} GiB"
+        return {"line": line, "seconds": seconds, "policy": policy, "ranks": ranks}
+
+    def _request(self, parts: Parts, steps: int, policy: str) -> dict[str, Any]:
+        parts.parallel.control.tell_all(None)
+        begin = time.perf_counter()
+        stages, settled = Stages(ignore, self.choices.device), self._settled(steps)
+        sp = parts.parallel.sp
+        part = shard(settled.layout, sp.size, sp.rank)
+        chosen = make_policy(parse_policy(policy), policy_setting(settled, part, parts))
+        encoded = encode(settled, parts, stages)
+        rows = initial_rows(settled.plan, encoded.conditions, self.spec)
+
+        def vote(step: int, velocity: Rows) -> None:
+            ballot = torch.stack([~torch.isfinite(x).all() for x in vars(velocity).values()]).to(torch.int32)
+            assert not any(parts.parallel.every.vote(ballot).tolist()), f"step {step}: values that are not finite"
+
+        rows, _ = run_steps(Work(settled, part, encoded.text, chosen, vote), rows, parts, stages)
+        video, audio = split_latents(rows, settled.layout, settled.plan, self.spec)
+        latents = Latents(settled.plan, video, audio, {"flags": {}})
+        clips = list(decode(latents, parts, stages))
+        assert sum(len(clip) for clip in clips[1:]) == settled.plan.frames
+        facts = {"seconds": time.perf_counter() - begin, "stages": stages.records, "calls": chosen.report()["calls"]}
+        return facts | {"sha256": hashlib.sha256(b"".join(clip.tobytes() for clip in clips)).hexdigest()}
+
+    def _settled(self, steps: int) -> Settled:
+        request = Request("a", size=self.settings.size, duration=self.settings.frames / 24, steps=steps)
+        plan, text = make_plan(request, self.spec), self.settings.text
+        ids = torch.arange(text) % min(200, self.spec.text.vocab)
+        ones, zeros = torch.ones(text, dtype=torch.int64), torch.zeros(text, dtype=torch.int64)
+        layout = build_layout(plan, ones, self.spec)
+        return Settled(plan, (), Prompt(ids, ones, zeros, ()), layout, make_sigmas(plan.steps, plan.shifts))
+
+    def _head_bytes(self) -> int:
+        return self.spec.dit.head_dim * self.choices.dtype.itemsize
+
+    def _reset_peak(self) -> None:
+        if self.choices.device.type == "cuda":
+            torch.cuda.synchronize()
+            torch.cuda.reset_peak_memory_stats()
+
+    def _memory(self, parallel: Parallel) -> dict[str, float]:
+        """What PyTorch's allocator had at most since `_reset_peak`, and the board beside it, which it does not count."""
+        board = 0.0 if parallel.board is None else parallel.board.size / 2**30
+        peak = torch.cuda.max_memory_allocated() / 2**30 if self.choices.device.type == "cuda" else 0.0
+        return {"peak_gib": peak + board, "board_gib": board}

@@ -1,0 +1,219 @@
+"""`twinreel quantize`: a checkpoint whose trunk is in e4m3, as `precision fp8` would make it when loading, bit for bit.
+
+The DiTs are written anew in the original layout, one tensor in memory at a time. What is shared is linked where the file
+system can, else copied; a diffusers root gets its DiTs alone, because its other parts are of the other layout.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
+from math import prod
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import torch
+from torch import Tensor
+
+from ..errors import CheckpointError, RequestError
+from ..precision import Fp8, check_weights
+from ..spec import DiTSpec, Partition, Spec
+from .config import DIT_REALS, DIT_WHOLES, FP8, read_spec
+from .files import BYTES, DTYPES, read_json
+from .keymap import SCALE, Stored, stored_tensors, total_bytes
+from .locate import Checkpoint, locate
+from .recognise import ORIGINAL, Component
+from .stream import narrow, parameters_of
+from .tensors import open_component
+
+SHARD_BYTES = 5 << 30
+STEM = "model"
+CODES = {name: code for code, name in DTYPES.items()}
+Tell = Callable[[str], None]
+
+
+def quantize(source: str | os.PathLike[str], target: str | os.PathLike[str], blocks: int, tell: Tell) -> dict[str, Any]:
+    """Write `source` as `target`, a new folder, all but the first and last `blocks` blocks of each DiT in e4m3.
+
+    `tell` hears of each file begun. Returns facts for printing. Raises RequestError for a target that cannot be written,
+    ConfigError for a number of blocks that leaves none, CheckpointError for weights that cannot be read, hold values that
+    are not finite, or are quantized already. A target is there whole or not at all.
+    """
+    checkpoint = locate(source)
+    spec = read_spec(checkpoint)
+    if spec.dit.fp8_edge is not None:
+        raise CheckpointError(
+            f"{checkpoint.path}: is quantized already, but for {spec.dit.fp8_edge} blocks at either end"
+        )
+    check_weights(str(Fp8(blocks)), spec.dit)
+    narrow_spec = replace(spec, dit=replace(spec.dit, fp8_edge=blocks))
+    made, partial = Path(target).absolute(), Path(target).absolute().with_name(Path(target).name + ".part")
+    size = len(checkpoint.dits) * total_bytes(stored_tensors("transformer", ORIGINAL, narrow_spec))
+    _check_target(made, partial, size)
+    try:
+        folders = [_write_dit(checkpoint, name, spec, narrow_spec, partial, tell) for name in checkpoint.dits]
+        shared = _share_rest(checkpoint, partial)
+        os.replace(partial, made)
+    except OSError as error:
+        raise RequestError("target", f"{made} cannot be written: {error.strerror or error}") from error
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)
+    dits = [str(made / folder) for folder in folders]
+    use = f"twinreel generate --model {made} --precision fp8:blocks={blocks}"
+    if not shared:
+        names = zip(("transformer", "transformer_ref"), dits, strict=False)
+        parts = " ".join(f"--component {name}={folder}" for name, folder in names)
+        use = f"twinreel generate --model {checkpoint.path} {parts} --precision fp8:blocks={blocks}"
+    shared = shared or "left where it is: the source is a diffusers root"
+    return {"path": str(made), "transformers": dits, "bytes": size, "shared": shared, "use": use}
+
+
+def _check_target(made: Path, partial: Path, size: int) -> None:
+    for path in (made, partial):
+        if path.exists():
+            raise RequestError("target", f"{path} exists; name a new folder")
+    if not made.parent.is_dir():
+        raise RequestError("target", f"{made.parent} is no folder; make it first")
+    free = shutil.disk_usage(made.parent).free
+    if free < size:
+        raise RequestError(
+            "target", f"{size / 2**30:.1f} GiB are needed, {made.parent} has {free / 2**30:.1f} GiB free"
+        )
+
+
+def _write_dit(checkpoint: Checkpoint, name: str, spec: Spec, narrow_spec: Spec, root: Path, tell: Tell) -> Path:
+    """One DiT under `root`, its config and its partition's index; where, relative to `root`."""
+    component = checkpoint.dits[name]
+    partition = next(each for each in checkpoint.partitions if each.name == name)
+    if component.layout == ORIGINAL:
+        folder = component.folder.absolute().relative_to(checkpoint.path.absolute())
+        config = read_json(component.config)
+    else:
+        folder = Path(name) / "transformer"
+        config = dit_config(spec.dit)
+        _write_json(root / name / "model_index.json", _index(partition))
+    assert narrow_spec.dit.fp8_edge is not None
+    _write_json(
+        root / folder / "config.json", config | {FP8: {"schema_version": 1, "blocks": narrow_spec.dit.fp8_edge}}
+    )
+    rows = stored_tensors("transformer", ORIGINAL, narrow_spec)
+    with ExitStack() as stack:
+        places = _open_shards(root / folder, rows, stack, tell)
+        for stored, tensor in _tensors(component, spec, rows):
+            places[stored].write(tensor)
+    return folder
+
+
+def _tensors(component: Component, spec: Spec, rows: Mapping[str, Stored]) -> Iterator[tuple[str, Tensor]]:
+    """Every tensor of `rows` once, in any order."""
+    files, expected = open_component(component, spec)
+    for name, whole in parameters_of(files, expected):
+        if name + SCALE not in rows:
+            yield name, whole
+            continue
+        parts = narrow(name, whole)
+        if not parts[name + SCALE].isfinite().all():
+            raise CheckpointError(f"{component.weights}: {name}: holds values that are not finite; download it again")
+        yield from parts.items()
+    if all(row.name != ROPE for row in expected.values()):
+        exponent = torch.arange(0, 2 * spec.dit.rope_freqs, 2, dtype=torch.float32) / (2 * spec.dit.rope_freqs)
+        yield ROPE, 1.0 / spec.dit.rope_theta**exponent
+
+
+ROPE = "rope.inv_freq"  # the original layout stores it, the diffusers layout does not
+
+
+@dataclass(frozen=True)
+class _Place:
+    """Where a tensor goes: an open file and the offset in it."""
+
+    row: Stored
+    file: BinaryIO
+    offset: int
+
+    def write(self, tensor: Tensor) -> None:
+        """The tensor's bytes."""
+        assert tuple(tensor.shape) == self.row.shape and str(tensor.dtype) == f"torch.{self.row.dtype}", self.row.name
+        raw: Any = tensor.contiguous().view(-1).view(torch.uint8).numpy()
+        self.file.seek(self.offset)
+        self.file.write(memoryview(raw))
+
+
+def _open_shards(folder: Path, rows: Mapping[str, Stored], stack: ExitStack, tell: Tell) -> dict[str, _Place]:
+    """Shards of about `SHARD_BYTES` with their headers written, and their index; the place of each tensor."""
+    shards: list[list[Stored]] = [[]]
+    room = SHARD_BYTES
+    for row in rows.values():
+        size = prod(row.shape) * BYTES[row.dtype]
+        if shards[-1] and size > room:
+            shards.append([])
+            room = SHARD_BYTES
+        shards[-1].append(row)
+        room -= size
+    places: dict[str, _Place] = {}
+    for number, shard in enumerate(shards, 1):
+        tail = f"-{number:05d}-of-{len(shards):05d}" if len(shards) > 1 else ""
+        path = folder / f"{STEM}{tail}.safetensors"
+        tell(str(path))
+        file = stack.enter_context(path.open("wb"))
+        places |= _begin(file, shard)
+    if len(shards) > 1:
+        weight_map = {name: Path(place.file.name).name for name, place in places.items()}
+        index = {"metadata": {"total_size": total_bytes(rows)}, "weight_map": weight_map}
+        _write_json(folder / f"{STEM}.safetensors.index.json", index)
+    return places
+
+
+def _begin(file: BinaryIO, rows: list[Stored]) -> dict[str, _Place]:
+    header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
+    position, begins = 0, dict[str, int]()
+    # wide dtypes first, so that each tensor is aligned to its own
+    for row in sorted(rows, key=lambda row: -BYTES[row.dtype]):
+        begins[row.name], size = position, prod(row.shape) * BYTES[row.dtype]
+        offsets = [position, position + size]
+        header[row.name] = {"dtype": CODES[row.dtype], "shape": list(row.shape), "data_offsets": offsets}
+        position += size
+    text = json.dumps(header, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % 8)
+    file.write(len(text).to_bytes(8, "little") + text)
+    start = 8 + len(text)
+    return {row.name: _Place(row, file, start + begins[row.name]) for row in rows}
+
+
+def _share_rest(checkpoint: Checkpoint, root: Path) -> str | None:
+    """Link or copy everything but the DiTs; None for a diffusers root, whose parts are left where they are."""
+    if any(dit.layout != ORIGINAL for dit in checkpoint.dits.values()):
+        return None
+    files = {path for path in checkpoint.indexes}
+    for component in checkpoint.components.values():
+        files |= {path for path in component.folder.rglob("*") if path.is_file()}
+    linked = 0
+    for path in sorted(files):
+        copy = root / path.absolute().relative_to(checkpoint.path.absolute())
+        copy.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            os.link(path.resolve(), copy)
+            linked += 1
+        except OSError:  # another file system, or one without links
+            shutil.copyfile(path, copy)
+    return f"{len(files)} files, {linked} of them linked, the others copied"
+
+
+def dit_config(spec: DiTSpec) -> dict[str, Any]:
+    """The original layout's config of a DiT (SPEC 1.2)."""
+    sizes = {names[0]: getattr(spec, key) for key, names in DIT_WHOLES.items()}
+    reals = {name: getattr(spec, name) for name in DIT_REALS}
+    return {"_class_name": "MiniMaxH3DiTModel", **sizes, **reals, "patch_size": list(spec.patch), "dtype": spec.dtype}
+
+
+def _index(partition: Partition) -> dict[str, Any]:
+    return {"_minimax_h3": {"schema_version": 1, "partition": partition.name, "tasks": list(partition.tasks)}}
+
+
+def _write_json(path: Path, data: Mapping[str, Any]) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(data, indent=2) + "\n", encoding="utf-8")

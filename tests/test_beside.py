@@ -1,0 +1,84 @@
+"""One thread makes, another works it off: order, errors of either side, and what is not taken."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+
+import pytest
+
+from twinreel.beside import beside
+
+
+def counted(most: int, made: list[int]) -> Iterator[int]:
+    for number in range(most):
+        made.append(number)
+        yield number
+
+
+def test_items_come_in_order_and_from_another_thread() -> None:
+    seen: list[threading.Thread] = []
+
+    def consume(items: Iterator[int]) -> list[int]:
+        seen.append(threading.current_thread())
+        return list(items)
+
+    assert beside(consume, range(20)) == list(range(20))
+    assert seen[0] is not threading.current_thread() and not seen[0].is_alive()
+    assert beside(consume, []) == []
+
+
+def test_making_goes_on_while_an_item_is_worked_off_and_no_further() -> None:
+    made: list[int] = []
+    ahead = threading.Event()
+
+    def source() -> Iterator[int]:
+        for number in counted(9, made):
+            if number == 3:
+                ahead.set()
+            yield number
+
+    def consume(items: Iterator[int]) -> int:
+        next(items)
+        assert ahead.wait(20), "nothing is made meanwhile"
+        assert len(made) <= 4
+        return sum(items)
+
+    assert beside(consume, source()) == sum(range(1, 9))
+
+
+def test_what_is_not_taken_is_made_all_the_same() -> None:
+    made: list[int] = []
+    assert beside(next, counted(9, made)) == 0
+    assert len(made) == 9
+
+
+def test_an_error_of_the_consumer_ends_the_making() -> None:
+    made: list[int] = []
+
+    def consume(items: Iterator[int]) -> None:
+        next(items)
+        raise OSError("the disk is full")
+
+    with pytest.raises(OSError, match="the disk is full"):
+        beside(consume, counted(1000, made))
+    assert len(made) < 1000
+
+
+@pytest.mark.parametrize("kind", [ValueError, KeyboardInterrupt, MemoryError])
+def test_an_error_of_the_maker_reaches_the_consumer_which_cleans_up(kind: type[BaseException]) -> None:
+    cleaned: list[object] = []
+
+    def source() -> Iterator[int]:
+        yield 1
+        raise kind("mine")
+
+    def consume(items: Iterator[int]) -> None:
+        try:
+            list(items)
+        finally:
+            cleaned.append(kind)
+
+    with pytest.raises(kind, match="mine"):
+        beside(consume, source())
+    assert cleaned == [kind]
