@@ -33,6 +33,7 @@ def test_refused_without_torch_being_asked(config: EngineConfig, words: str) -> 
         (EngineConfig(device="meta"), "cuda:N"),
         (EngineConfig(device="cuda:99"), "CUDA devices"),
         (EngineConfig(device="cpu", vae_encode="tf32"), "needs a CUDA device"),
+        (EngineConfig(device="cpu", vae_encode="fp16"), "fp16 needs a CUDA device"),
         (EngineConfig(device="cpu", ops="fastest"), "reference"),
         (EngineConfig(device="cpu", attention="fastest"), "unknown attention.*cudnn"),
         (EngineConfig(device="cpu", attention="fa3"), "needs a CUDA device"),

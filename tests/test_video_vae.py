@@ -186,6 +186,19 @@ def test_half_precision_is_close_and_really_half() -> None:
     assert 0 < error.mean() < 5e-4 * plain.std() and error.max() < 5e-3 * plain.std()
 
 
+def test_an_encoder_in_half_precision_is_close_and_says_when_it_is_too_narrow() -> None:
+    encoder, half = filled(VideoEncoder(TINY)), VideoEncoder(TINY, compute=torch.float16)
+    half.load_state_dict(encoder.state_dict())
+    half.freeze()
+    assert half.encoder.conv_in.weight.dtype == torch.float16 and half.quant_conv.weight.dtype == torch.float32
+    pixels = torch.randn(1, 3, 22, 32, 48, generator=torch.Generator().manual_seed(1))
+    (plain, _), (rough, deviation) = encoder.encode(pixels), half.encode(pixels)
+    assert rough.dtype == deviation.dtype == torch.float32
+    assert 0 < (rough - plain).norm() < 5e-3 * plain.norm()
+    with pytest.raises(RuntimeError, match="leave fp16's range .*; use tf32 or fp32"):
+        half.encode(pixels * 1e6)
+
+
 def test_weights_cast_once_give_the_bits_of_weights_cast_at_use() -> None:
     half, z = half_decoder(filled(VideoDecoder(TINY)).state_dict()), latents(7)
     at_use = half.decode(z)

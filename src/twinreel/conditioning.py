@@ -97,7 +97,7 @@ class ConditionCache:
     def _version(self, part: str, parts: Parts) -> str:
         if part not in self._versions:
             choices = parts.choices
-            bits = (str(choices.device), choices.dtype, choices.tf32_encode, choices.ops.name, choices.threads)
+            bits = (str(choices.device), choices.dtype, choices.vae_encode, choices.ops.name, choices.threads)
             self._versions[part] = f"{fingerprint(parts.checkpoint.component(part))} {bits} {torch.__version__}"
         return self._versions[part]
 

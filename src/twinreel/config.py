@@ -14,7 +14,7 @@ from .precision import Fp8, parse_precision
 if TYPE_CHECKING:
     import torch
 
-VAE_ENCODES = ("fp32", "tf32")
+VAE_ENCODES = ("fp32", "tf32", "fp16")
 ATTENDS = ("auto", "plain", "packed", "overlapped")
 CONDITIONERS = ("auto", "split", "fsdp", "whole")
 ADALNS = ("auto", "live", "precompute")
@@ -64,7 +64,7 @@ class EngineConfig:
         device: `auto`, `cpu`, `cuda` or `cuda:N`.
         precision: of the DiT and the conditioner: `auto` is bf16 on CUDA and fp32 on CPU. fp32 islands stay fp32. `fp8`
             (bf16, but for products in the DiT's blocks; not exact) has fields: see `precision.Fp8`.
-        vae_encode: `fp32`, or `tf32` (CUDA only, faster, not exact).
+        vae_encode: `fp32`, or `tf32` or `fp16` (CUDA only, faster, not exact).
         residency: `all` keeps every part loaded; `conditioner` all but the conditioner, which runs layer by layer;
             `stages` drops a stage's parts after it; `layers` also runs DiT and conditioner layer by layer from
             page-locked host memory, `mapped` from the files; `auto` is the first of these that free memory and the
@@ -122,7 +122,7 @@ class Choices:
     dtype: torch.dtype
     vae_compute: torch.dtype
     tile_batch: int
-    tf32_encode: bool
+    vae_encode: str
     ops: Any
     adaln: str
     threads: int
@@ -132,6 +132,13 @@ class Choices:
     row_chunk: int | None = None
     fp8: Fp8 | None = None
     fp8_ops: Any = None
+
+    @property
+    def encode_compute(self) -> torch.dtype:
+        """The dtype of the video VAE's encoder."""
+        import torch
+
+        return torch.float16 if self.vae_encode == "fp16" else torch.float32
 
 
 def check_config(config: EngineConfig) -> None:
@@ -218,8 +225,8 @@ def resolve(config: EngineConfig, head_dim: int = 128) -> Choices:
     number = cuda_number(config.device, torch.cuda.device_count() if torch.cuda.is_available() else 0)
     device = torch.device("cpu") if number is None else torch.device("cuda", number)
     cuda = device.type == "cuda"
-    if config.vae_encode == "tf32" and not cuda:
-        raise ConfigError(f"vae_encode: tf32 needs a CUDA device, this run is on {device}; use fp32")
+    if config.vae_encode != "fp32" and not cuda:
+        raise ConfigError(f"vae_encode: {config.vae_encode} needs a CUDA device, this run is on {device}; use fp32")
     name, fp8 = parse_precision(config.precision)
     names = {"bf16": torch.bfloat16, "fp32": torch.float32, "fp8": torch.bfloat16}
     dtype = names.get(name) or (torch.bfloat16 if cuda else torch.float32)
@@ -240,7 +247,7 @@ def resolve(config: EngineConfig, head_dim: int = 128) -> Choices:
         dtype=dtype,
         vae_compute=torch.float16 if cuda else torch.float32,
         tile_batch=4 if cuda else 1,
-        tf32_encode=config.vae_encode == "tf32",
+        vae_encode=config.vae_encode,
         ops=table,
         adaln=config.adaln,
         threads=config.threads or torch.get_num_threads(),
@@ -270,7 +277,7 @@ def set_flags(stage: str, choices: Choices) -> dict[str, Any]:
     """
     import torch
 
-    tf32_convolutions = stage == "encode" and choices.tf32_encode
+    tf32_convolutions = stage == "encode" and choices.vae_encode == "tf32"
     torch.backends.cuda.matmul.allow_tf32 = False
     torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction = False
     torch.backends.cuda.matmul.allow_fp16_reduced_precision_reduction = False

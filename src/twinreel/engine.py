@@ -162,7 +162,7 @@ class Engine:
                 "dit": str(choices.dtype).removeprefix("torch."),
                 "conditioner": str(choices.dtype).removeprefix("torch."),
                 "fp32_islands": "float32",
-                "video_vae_encode": "tf32" if choices.tf32_encode else "float32",
+                "video_vae_encode": choices.vae_encode,
                 "video_vae_decode": str(choices.vae_compute).removeprefix("torch."),
                 "audio_vae": "float32",
             },

@@ -170,7 +170,7 @@ class EngineFlags:
     """Of DiT and conditioner: auto (bf16 on CUDA, fp32 on CPU), bf16, fp32, or fp8 (not exact; Ada, Hopper, Blackwell),
     with fields as in fp8:blocks=2,steps=0,attention=auto: what stays bf16 at either end."""
     vae_encode: str = EngineConfig.vae_encode
-    """Video VAE encode: fp32, or tf32 (faster on CUDA, other bits)."""
+    """Video VAE encode: fp32, or on CUDA tf32 or fp16 (faster, not exact)."""
     residency: str = EngineConfig.residency
     """all (parts stay loaded), conditioner (it alone runs layer by layer), stages (parts leave between stages), layers
     (layer by layer from host memory), mapped (from the files), or auto: the first that fits. Same bits."""

@@ -224,7 +224,7 @@ class Parts:
         if kind == "text_encoder":
             return TextEncoder(spec.text, dtype, self.parallel.text)
         if kind == "video_encoder":
-            return VideoEncoder(spec.video, self.parallel.every)
+            return VideoEncoder(spec.video, self.parallel.every, self.choices.encode_compute)
         if kind == "video_decoder":
             passes = vit.choose(self.choices.ops.name, self.choices.device)
             return VideoDecoder(spec.video, self.choices.vae_compute, self.parallel.every, passes)

@@ -79,3 +79,6 @@ def test_tf32_encode_is_a_named_choice(tiny_original: Path) -> None:
     assert report["flags"]["encode"]["convolution_tf32"] is True
     assert report["flags"]["denoise"]["convolution_tf32"] is False
     assert report["engine"]["dtypes"]["video_vae_encode"] == "tf32"
+    half = make(tiny_original, vae_encode="fp16").generate(request)
+    assert half.report["engine"]["dtypes"]["video_vae_encode"] == "fp16"
+    assert half.report["flags"]["encode"]["convolution_tf32"] is False

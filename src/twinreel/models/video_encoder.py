@@ -125,24 +125,36 @@ def num_latents(frames: int, spec: VideoVAESpec) -> int:
 
 
 class VideoEncoder(nn.Module):
-    """Encoder with its fixed tiling; float32 throughout. Clips and tiles are dealt out over `ranks`."""
+    """Encoder with its fixed tiling. Clips and tiles are dealt out over `ranks`.
 
-    def __init__(self, spec: VideoVAESpec, ranks: Axis | None = None) -> None:
+    `compute` is the dtype of the CNN: float32 is the definition, float16 is close (its norms still sum in float32).
+    """
+
+    def __init__(self, spec: VideoVAESpec, ranks: Axis | None = None, compute: torch.dtype = torch.float32) -> None:
         super().__init__()
-        self.spec, self.ranks = spec, ranks or Axis("tiles")
+        self.spec, self.ranks, self.compute = spec, ranks or Axis("tiles"), compute
         self.encoder = CausalCNN(spec)
         self.quant_conv = nn.Conv3d(2 * spec.latent_channels, 2 * spec.latent_channels, 1)
+
+    def freeze(self) -> None:
+        """Cast the CNN's weights to `compute` once; for after the stored tensors are assigned."""
+        self.encoder.to(self.compute)
 
     @torch.no_grad()
     def encode(self, pixels_BCFHW: Tensor, tile_batch: int = 1) -> tuple[Tensor, Tensor]:
         """Mean and standard deviation, float32 `[B, 24, T, h, w]`, of ImageNet-normalised pixels `[B, 3, F, H, W]`.
 
         H and W are multiples of 16 and at least 32. Clips go to the weights' device one at a time, so the pixels
-        may stay on the host. The latents are not normalised with the checkpoint's mean and std (SPEC 8.4).
+        may stay on the host. The latents are not normalised with the checkpoint's mean and std (SPEC 8.4). Raises
+        RuntimeError where float16 is too narrow for what the weights make of these pixels.
         """
         clips = self._clips(pixels_BCFHW)
         parts = list(self._moments(clips, tile_batch))
         moments = parts[0] if pixels_BCFHW.shape[2] == 1 else torch.cat(parts, dim=2)[:, :, : -self.spec.token_drop]
+        if self.compute != torch.float32 and not bool(moments.isfinite().all()):
+            raise RuntimeError(
+                "vae_encode: these pixels leave fp16's range in the video VAE's encoder; use tf32 or fp32"
+            )
         mean, logvar = moments.chunk(2, dim=1)
         return mean.contiguous(), torch.exp(0.5 * logvar.clamp(-30.0, 20.0))
 
@@ -161,7 +173,7 @@ class VideoEncoder(nn.Module):
         height, width = clips[0].shape[-2:]
         grid = split_canvas(height, width, spec.tile, spec.tile_overlap, spec.space)
         tiles = map_tiles(
-            lambda tile: self.quant_conv(self.encoder(tile)),
+            lambda tile: self.quant_conv(self.encoder(tile.to(self.compute)).float()),
             lambda number: clips[number].to(device, torch.float32),
             len(clips),
             grid,

@@ -297,9 +297,9 @@ class Bench:
         fill_shares(encoder, device)
         pixels = torch.randn(1, 3, plan.frames, plan.height, plan.width, generator=torch.Generator().manual_seed(3))
         pixels = pixels.to(device)
-        for name, tf32 in (("encode_tf32", True), ("encode_fp32", False)) if cuda else (("encode_fp32", False),):
-            set_flags("encode", replace(self.choices, tf32_encode=tf32))
-            found[name], _ = self._once(parallel, lambda: encoder.encode(pixels), False)
+        for kind in ("tf32", "fp32") if cuda else ("fp32",):
+            set_flags("encode", replace(self.choices, vae_encode=kind))
+            found[f"encode_{kind}"], _ = self._once(parallel, lambda: encoder.encode(pixels), False)
         line = ", ".join(f"{name} {seconds:.3f} s" for name, seconds in found.items())
         memory = parallel.control.tell_all(self._memory(parallel))
         return {"line": line, "frames": plan.frames, **found, "sha256": digest, "ranks": memory}
