@@ -173,5 +173,5 @@ def _setting(config: EngineConfig, number: int | None) -> Setting:
     name, fp8 = parse_precision(config.precision)
     if number is None:
         return Setting("cpu", 2 if name in ("bf16", "fp8") else 4, 4, 1, "all", fp8=fp8)
-    element, table = 4 if name == "fp32" else 2, "triton" if config.ops == "triton" else "reference"
+    element, table = 4 if name == "fp32" else 2, "reference" if config.ops == "reference" else "triton"
     return Setting("cuda", element, 2, 4, "all", ops=table, fp8=fp8)
