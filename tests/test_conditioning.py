@@ -86,6 +86,6 @@ def test_the_cache_is_bounded(engine: Engine) -> None:
 def test_weights_and_choices_are_part_of_the_key(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
     wanted = Wanted("text_encoder", (1,), lambda: torch.zeros(1), "")
     keys = {ConditionCache(1)._key(wanted, engine.parts)}
-    monkeypatch.setattr("twinreel.conditioning.fingerprint", lambda component: "other weights")
+    monkeypatch.setattr(engine.parts.weights, "version", lambda part: "other weights")
     keys.add(ConditionCache(1)._key(wanted, engine.parts))
     assert len(keys) == 2

@@ -90,7 +90,7 @@ def test_same_request_same_hashes(engine: Engine, golden: dict[str, dict[str, st
 
 def test_both_layouts_give_equal_outputs(tiny_diffusers: Path, golden: dict[str, dict[str, str]]) -> None:
     other = make(tiny_diffusers)
-    assert other.parts.checkpoint.layout == "diffusers"
+    assert other.parts.weights.layout == "diffusers"
     assert {task: hashes(other, request) for task, request in ALL.items()} == golden
 
 

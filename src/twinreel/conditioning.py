@@ -16,8 +16,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from .weights.fingerprint import fingerprint
-
 if TYPE_CHECKING:
     from .parts import Parts
 
@@ -98,7 +96,7 @@ class ConditionCache:
         if part not in self._versions:
             choices = parts.choices
             bits = (str(choices.device), choices.dtype, choices.vae_encode, choices.ops.name, choices.threads)
-            self._versions[part] = f"{fingerprint(parts.checkpoint.component(part))} {bits} {torch.__version__}"
+            self._versions[part] = f"{parts.weights.version(part)} {bits} {torch.__version__}"
         return self._versions[part]
 
 

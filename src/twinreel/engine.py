@@ -35,7 +35,8 @@ from .request import Request, check_request
 from .request_json import request_to_json
 from .topology import at_seat, choose_mesh, choose_variant, describe_mesh, num_ranks, settle_variant, sizes_of
 from .watch import Boundary, Event, Stages, Watch, ignore, pass_by
-from .weights import locate, read_spec
+from .weights import locate
+from .weights.stored import StoredWeights, Weights
 
 
 class Engine:
@@ -44,16 +45,18 @@ class Engine:
 
     Raises ConfigError or CheckpointError when it cannot be built; no weight is read before the first request. Under a
     launcher (torchrun) every process makes an engine and calls the same methods; rank 0 writes and returns the report,
-    the others return an empty one.
+    the others return an empty one. `weights` stand in place of the files that `config` names, in this process alone.
     """
 
     def __init__(
-        self, config: EngineConfig | None = None, cache: Cache | None = None, place: launch.Seat | None = None
-    ) -> None:
+        self, config: EngineConfig | None = None, cache: Cache | None = None, place: launch.Seat | None = None,
+        *, weights: Weights | None = None,
+    ) -> None:  # fmt: skip
         self.config = EngineConfig() if config is None else config
         check_config(self.config)
-        self.checkpoint = locate(model_folder(self.config), self.config.components)
-        self.spec = read_spec(self.checkpoint)
+        if weights is None:
+            weights = StoredWeights(locate(model_folder(self.config), self.config.components))
+        self.weights, self.spec = weights, weights.spec
         check_weights(self.config.precision, self.spec.dit, self.config.residency)
         self._turn = Turn()
         self._cancel = threading.Event()
@@ -71,7 +74,7 @@ class Engine:
             backend = "nccl" if choices.device.type == "cuda" else "gloo"
             parallel = place.join(mesh, variant.strategy(), backend)
             parallel, variant = settle_variant(variant, parallel, choices, place)
-        self.parts = Parts(self.checkpoint, self.spec, choices, self.config.residency, cache, parallel=parallel)
+        self.parts = Parts(weights, choices, self.config.residency, cache, parallel=parallel)
         self.team = self.parts.team
         self._topology = describe_mesh(mesh, variant.name) | {"why": why | {"attend": variant.why}}
 
@@ -154,8 +157,8 @@ class Engine:
             return self._ranks.facts
         parts, choices = self.parts, self.parts.choices
         return {
-            "model": str(parts.checkpoint.path),
-            "layout": parts.checkpoint.layout,
+            "model": str(parts.weights.path),
+            "layout": parts.weights.layout,
             "tasks": list(parts.spec.tasks),
             "device": _device_name(choices.device),
             "dtypes": {

@@ -1,4 +1,4 @@
-"""The model's parts: built on the meta device, streamed from the checkpoint when first needed, resident by stage, or
+"""The model's parts: built on the meta device, filled from their `Weights` when first needed, resident by stage, or
 two layers at a time."""
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from .models.dit import DiT, Kind
 from .models.modulation import LiveModulation
 from .models.modulation_tables import PrecomputedModulation
 from .models.quantized import Stepwise, quantized_kind
-from .models.streamed import Hosted, Shelf, Source, Staged, Streamed
+from .models.streamed import Hosted, Shelf, Source, Staged, Streamed, take_turns
 from .models.text_encoder import TextEncoder
 from .models.video_decoder import VideoDecoder
 from .models.video_encoder import VideoEncoder
@@ -32,32 +32,27 @@ from .ops import vit
 from .parallel import Parallel
 from .parallel.team import Team
 from .plan import Plan
-from .spec import Spec
 from .watch import Stages
-from .weights import Checkpoint, load_into, stream_part
-from .weights.fingerprint import fingerprint
 from .weights.keymap import LAYERS
-from .weights.layer_files import LayerFiles
-from .weights.tensors import open_component
-from .weights.tokenizer import load_tokenizer
+from .weights.stored import Weights
 
 
 class Parts:
     """Everything a request needs that outlives it. `parts[name]` is a loaded module."""
 
     def __init__(
-        self, checkpoint: Checkpoint, spec: Spec, choices: Choices, residency: str, cache: Cache | None = None,
+        self, weights: Weights, choices: Choices, residency: str, cache: Cache | None = None,
         *, parallel: Parallel | None = None,
     ) -> None:  # fmt: skip
-        self.checkpoint, self.spec, self.choices = checkpoint, spec, choices
+        self.weights, self.spec, self.choices = weights, weights.spec, choices
         self.cache: Cache = Forgetful() if cache is None else cache
         self.parallel = parallel or Parallel.single()
         self.team = Team(self.parallel.control)
         ranks = self.parallel.control.size
-        refused = refusals(choices.fp8, spec, ranks)
+        refused = refusals(choices.fp8, self.spec, ranks)
         self._asked = Asked(residency, choices.adaln, choices.row_chunk, ranks, refused)
         self._free = free_memory(choices.host_memory, free_device(choices))
-        self._choice = self._choose(*usual(spec))
+        self._choice = self._choose(*usual(self.spec))
         self._modules: dict[str, Any] = {}
         # These outlive every stage: their tables are what reading the projections again would cost.
         self._tables: dict[str, PrecomputedModulation] = {}
@@ -128,7 +123,7 @@ class Parts:
     def tokenizer(self) -> Any:
         """The conditioner's tokenizer, read when first needed."""
         if self._tokenizer is None:
-            self._tokenizer = load_tokenizer(self.checkpoint.folders["tokenizer"], self.spec.text)
+            self._tokenizer = self.weights.tokenizer()
         return self._tokenizer
 
     @property
@@ -168,10 +163,7 @@ class Parts:
     def check_files(self, *names: str) -> None:
         """Look at the headers of all files that `names` lie in, unless they are loaded: a damaged download is known before
         anything is computed from the rest. Raises CheckpointError."""
-        unloaded = [name.partition(":") for name in names if name not in self._modules]
-        components = [self.checkpoint.component(part, partition or None) for part, _, partition in unloaded]
-        for component in dict.fromkeys(components):
-            open_component(component, self.spec)
+        self.weights.check([name for name in names if name not in self._modules])
 
     def keep_only(self, *names: str) -> None:
         """Let every other part go, and what the allocator has set aside."""
@@ -190,12 +182,12 @@ class Parts:
             module = self._build(name)
         if self.mode.streams(name):
             return self._streamed(name, module)
-        module = load_into(module, self.checkpoint, self.spec, name, self.choices.device)
+        module = self.weights.load(module, name, self.choices.device)
         fp8 = self.choices.fp8
         if isinstance(module, DiT) and fp8 is not None and fp8.steps:
             with torch.device("meta"):
                 wide = DiT(self.spec.dit, self.choices.ops, self.parallel, self.choices.dtype)
-            load_into(wide, self.checkpoint, self.spec, name, self.choices.device)
+            self.weights.load(wide, name, self.choices.device)
             return Stepwise(module, wide, fp8.steps)
         return self._stored(module)
 
@@ -231,12 +223,9 @@ class Parts:
         return AudioEncoder(spec.audio) if kind == "audio_encoder" else AudioDecoder(spec.audio)
 
     def _tabulate(self, name: str) -> PrecomputedModulation:
-        component = self.checkpoint.component("modulation", name.partition(":")[2])
-        source = partial(
-            stream_part, self.checkpoint, self.spec, name, device=self.choices.device, dtype=self.choices.dtype
-        )
-        version = partial(fingerprint, component)
-        dit, choices = self.spec.dit, self.choices
+        dit, choices, weights = self.spec.dit, self.choices, self.weights
+        source = partial(weights.stream, name, device=choices.device, dtype=choices.dtype)
+        version = partial(weights.version, name)
         return PrecomputedModulation(dit, choices.dtype, choices.device, source, version, parallel=self.parallel)
 
     def _choose(self, plan: Plan, rows: Mapping[str, int]) -> Choice:
@@ -251,24 +240,21 @@ class Parts:
     def _streamed(self, name: str, module: nn.Module) -> nn.Module:
         """`module`, a part on the meta device, loaded but for its layers, which come when they are asked for."""
         device, prefix = self.choices.device, LAYERS[name.partition(":")[0]]
-        path, _, leaf = prefix.removesuffix(".").rpartition(".")
-        owner = module.get_submodule(path)
-        layers = getattr(owner, leaf)
-        setattr(owner, leaf, Streamed(layers, self._source(name, [Shelf.of(layer) for layer in layers]), device))
-        return load_into(module, self.checkpoint, self.spec, name, device, apart=prefix)
+        take_turns(module, prefix, partial(self._source, name), device)
+        return self.weights.load(module, name, device, prefix)
 
     def _source(self, name: str, shelves: Sequence[Shelf]) -> Source:
         """Where the layers of a part come from: host memory, where those of other parts make room, or the files."""
         if name not in self._hosted:
-            files = LayerFiles(self.checkpoint, self.spec, name)
+            read = self.weights.layers(name)
             if self.mode.mapped:
-                return Staged(shelves, files.read, self.choices.device)
+                return Staged(shelves, read, self.choices.device)
             need = sum(shelf.size for shelf in shelves)
             for other in [other for other in self._hosted if other not in self._modules]:
                 taken = need + sum(hosted.nbytes for hosted in self._hosted.values())
                 if self._free.host is not None and taken * NEAR > self._free.host:
                     del self._hosted[other]
-            self._hosted[name] = Hosted(shelves, files.read, self.choices.device)
+            self._hosted[name] = Hosted(shelves, read, self.choices.device)
         self._hosted.move_to_end(name)
         return self._hosted[name]
 

@@ -36,7 +36,6 @@ from .schedule import Sigmas, make_sigmas, step_timesteps
 from .sources import Prepared, Source
 from .spec import AUDIO_CHANNELS, Spec
 from .watch import Stages
-from .weights.fingerprint import fingerprint
 
 Tell = Callable[[int, int, str], None]  # done, of how many, what: `Stages.tell`
 
@@ -146,7 +145,7 @@ def policy_setting(settled: Settled, part: Shard, parts: Parts) -> Setting:
     plan, sigmas = settled.plan, settled.sigmas
 
     def identity() -> dict[str, Any]:
-        weights = fingerprint(parts.checkpoint.component("dit", plan.partition))
+        weights = parts.weights.version(f"dit:{plan.partition}")
         size = [plan.width, plan.height, plan.frames]
         return {"steps": plan.steps, "shifts": list(plan.shifts), "task": plan.task, "size": size, "weights": weights}
 

@@ -10,7 +10,8 @@ from torch import Tensor
 
 from ..models.audio_decoder import lowpass_filter
 from ..spec import Spec
-from ..weights.keymap import SLOT, SWAPPED, WHOLE, Stored, stored_tensors
+from ..weights.keymap import Stored, stored_tensors
+from ..weights.stream import cut
 
 
 def tiny_tensors(component: str, layout: str, spec: Spec, seed: str = "") -> dict[str, Tensor]:
@@ -21,17 +22,12 @@ def tiny_tensors(component: str, layout: str, spec: Spec, seed: str = "") -> dic
 
 def _stored(row: Stored, spec: Spec, seed: str) -> Tensor:
     name = row.parameter or row.name
-    whole = _value(name, row.target_shape, spec, seed)
-    if row.placement == SWAPPED:
-        whole = torch.cat(whole.chunk(2)[::-1])
-    elif row.placement != WHOLE:
-        head = row.shape[0] // row.heads
-        whole = whole.unflatten(0, (row.heads, 3, head))[:, SLOT[row.placement]].flatten(0, 1)
+    whole = cut(row, draw_value(name, row.target_shape, spec, seed))
     return whole.to(getattr(torch, row.dtype)).contiguous()
 
 
-def _value(name: str, shape: tuple[int, ...], spec: Spec, seed: str) -> Tensor:
-    """One parameter's float32 value."""
+def draw_value(name: str, shape: tuple[int, ...], spec: Spec, seed: str) -> Tensor:
+    """One whole parameter's float32 value, on the CPU."""
     leaf = name.rpartition(".")[2]
     if name == "rope.inv_freq":
         steps = torch.arange(0, 2 * spec.dit.rope_freqs, 2, dtype=torch.float32)

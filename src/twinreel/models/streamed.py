@@ -181,6 +181,16 @@ class Streamed(nn.ModuleList):
         return torch.cuda.stream(self._copies)
 
 
+def take_turns(
+    module: nn.Module, prefix: str, source: Callable[[Sequence[Shelf]], Source], device: torch.device
+) -> None:
+    """Put a `Streamed` in place of the module's list of layers whose parameters begin with `prefix`."""
+    path, _, leaf = prefix.removesuffix(".").rpartition(".")
+    owner = module.get_submodule(path)
+    layers = getattr(owner, leaf)
+    setattr(owner, leaf, Streamed(layers, source([Shelf.of(layer) for layer in layers]), device))
+
+
 def host_run(size: int, device: torch.device, owner: object) -> Tensor:
     """Host memory, uint8 [size]; where `device` is CUDA in pages of its own, locked for as long as `owner` lives.
 

@@ -58,7 +58,7 @@ class Previewer:
     def __init__(self, engine: Engine, folder: Path, sizes: tuple[int, int, int], made: Callable[[str], None]) -> None:
         spec = engine.spec
         frames, width, height = sizes
-        self._rows, self._patch = load_map(Path(engine.checkpoint.path)), spec.dit.patch
+        self._rows, self._patch = load_map(Path(engine.weights.path)), spec.dit.patch
         self._shape = frames, height // spec.video.space, width // spec.video.space
         self._made, self._folder = made, folder
         self._x: Any = None

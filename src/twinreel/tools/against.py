@@ -35,9 +35,10 @@ def against_diffusers(config: EngineConfig, requests: Sequence[Named], watch: Wa
         raise ConfigError("gpus: diffusers runs in one process, and is compared with one; leave out gpus, sp and tp")
     engine = Engine(replace(config, residency="stages"))  # both sides in turn on one device
     parts = engine.parts
-    if parts.checkpoint.layout != "diffusers":
-        raise ConfigError(f"{parts.checkpoint.path} has layout {parts.checkpoint.layout}; diffusers reads its own only")
-    oracle = Oracle(parts.checkpoint.path, parts.choices, parts.spec)
+    weights = parts.weights
+    if weights.layout != "diffusers":
+        raise ConfigError(f"{weights.path} has layout {weights.layout}; diffusers reads its own only")
+    oracle = Oracle(weights.path, parts.choices, parts.spec)
     kept = [named for named in requests if named.request.resolved_task in parts.spec.tasks]
     rows = []
     for named in kept:

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import gc
-import zlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -15,22 +14,19 @@ from torch import Tensor, nn
 from ..layout import PackedLayout, build_layout, shard
 from ..models.dit import DiT
 from ..models.modulation import LiveModulation, Modulation
-from ..models.modulation_tables import PrecomputedModulation
 from ..models.quantized import quantized_kind
 from ..noise import Rows
 from ..ops import Ops, describe
-from ..ops.e4m3 import E4M3
 from ..parallel import Parallel
 from ..pipeline import predictor
 from ..plan import Plan, make_plan
 from ..precision import Fp8
-from ..request import Request
+from ..request import Request, check_request
 from ..schedule import make_sigmas, step_timesteps
 from ..spec import Spec
-from ..weights.keymap import SCALE
-from ..weights.stream import narrow
 from .bench_fp8 import attention_rates, product_rate, product_shapes
-from .timing import card, kernels, measure, product_roof
+from .random_weights import RandomWeights, fill
+from .timing import card, device_memory, kernels, measure, product_roof
 
 Steps = list[tuple[Tensor, Tensor]]
 STEP = 1  # the first step at which video and audio have timesteps of their own
@@ -76,51 +72,27 @@ class Setting:
     profile: bool
 
 
+def request_of(sizes: Sizes, **more: Any) -> Request:
+    """A T2VA request whose prompt has as many words as `RandomWeights` is to make tokens of; `more` fields of it."""
+    prompt = " ".join(chr(ord("a") + number % 26) for number in range(sizes.text))
+    return Request(prompt, size=sizes.size, duration=sizes.frames / 24, **more)
+
+
 def plan_of(sizes: Sizes, spec: Spec) -> tuple[Plan, PackedLayout]:
-    """The plan of a T2VA request and its layout with `text` prompt rows."""
-    plan = make_plan(Request("a", size=sizes.size, duration=sizes.frames / 24), spec)
+    """The plan of a T2VA request and its layout with `text` prompt rows. Raises RequestError."""
+    request = request_of(sizes)
+    check_request(request, spec)
+    plan = make_plan(request, spec)
     return plan, build_layout(plan, torch.ones(sizes.text, dtype=torch.int64), spec)
-
-
-def random_tensor(name: str, shape: tuple[int, ...], device: torch.device, dtype: torch.dtype) -> Tensor:
-    """Values that keep a forward's variance, the same for the same name."""
-    generator = torch.Generator(device).manual_seed(zlib.crc32(name.encode()))
-    drawn = torch.randn(shape, generator=generator, device=device, dtype=dtype)
-    if name.endswith("norm.weight") or ".norm" in name and len(shape) == 1:
-        return drawn.mul_(0.1).add_(1)
-    return drawn.mul_(shape[-1] ** -0.5 if len(shape) > 1 else 0.02)
-
-
-def fill(module: nn.Module, device: torch.device, apart: str | None = None) -> nn.Module:
-    """A module from the meta device, filled with `random_tensor` in the dtypes it was built with; e4m3 weights are bf16
-    ones quantized. Parameters whose names begin with `apart` have their memory already."""
-    for name, meta in list(module.named_parameters()):
-        if apart is not None and name.startswith(apart):
-            continue
-        path, _, leaf = name.rpartition(".")
-        owner = module.get_submodule(path)
-        if leaf.endswith(SCALE) and hasattr(owner, leaf.removesuffix(SCALE)):
-            continue  # comes with its weight
-        dtype = torch.bfloat16 if meta.dtype == E4M3 else meta.dtype
-        tensor = random_tensor(name, tuple(meta.shape), device, dtype)
-        for made, part in (narrow(leaf, tensor) if meta.dtype == E4M3 else {leaf: tensor}).items():
-            setattr(owner, made, nn.Parameter(part, requires_grad=False))
-    return module.eval()
 
 
 def random_modulation(kind: str, spec: Spec, setting: Setting) -> Modulation:
     """`live`, or tables made from the very same weights, which then never lie in memory together."""
+    if kind != "live":
+        return RandomWeights(spec, setting.device).tables(setting.dtype)
     with torch.device("meta"):
         live = LiveModulation(spec.dit, setting.dtype)
-    if kind == "live":
-        return fill(live, setting.device)  # type: ignore[return-value]
-
-    def source(prefix: str) -> Iterator[tuple[str, Tensor]]:
-        for name, meta in live.named_parameters():
-            if name.startswith(prefix):
-                yield name, random_tensor(name, tuple(meta.shape), setting.device, meta.dtype)
-
-    return PrecomputedModulation(spec.dit, setting.dtype, setting.device, source, lambda: "random")
+    return fill(live, setting.device)  # type: ignore[return-value]
 
 
 @torch.inference_mode()
@@ -208,7 +180,7 @@ def _models(spec: Spec, ways: list[Way], setting: Setting) -> list[DiT]:
             model.load_state_dict(first[way.precision].state_dict(), assign=True)
         else:
             first[way.precision] = fill(model, setting.device)
-        models.append(model.requires_grad_(False))
+        models.append(model.requires_grad_(False).eval())
     return models
 
 
@@ -243,15 +215,10 @@ def _roofs(spec: Spec, rows: int, ways: list[Way], setting: Setting) -> dict[str
 
 def time_call(call: Any, setting: Setting) -> tuple[dict[str, Any], Rows]:
     """Seconds and peak memory of `call`, whether it repeats its bits and is finite; and what it gives."""
-    cuda = setting.device.type == "cuda"
     out = call()
-    if cuda:
-        torch.cuda.synchronize(setting.device)
-        resting = torch.cuda.memory_allocated(setting.device)
-        torch.cuda.reset_peak_memory_stats(setting.device)
-    row: dict[str, Any] = dict(measure(call, setting.device, setting.seconds))
-    row["peak_gib"] = torch.cuda.max_memory_allocated(setting.device) / 2**30 if cuda else 0.0
-    row["resting_gib"] = resting / 2**30 if cuda else 0.0
+    with device_memory(setting.device) as memory:
+        row: dict[str, Any] = dict(measure(call, setting.device, setting.seconds))
+    row |= memory
     again = call()
     row["repeats"] = equal(out, again)
     row["finite"] = all(bool(x.isfinite().all()) for x in vars(out).values())

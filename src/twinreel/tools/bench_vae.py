@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -10,40 +12,69 @@ from torch import Tensor
 
 from ..models.video_decoder import VideoDecoder
 from ..models.video_encoder import VideoEncoder
+from ..ops import vit
 from ..spec import Spec
-from .bench_dit import Sizes, fill, plan_of
-from .timing import card, measure
+from .bench_dit import Sizes, plan_of
+from .random_weights import fill
+from .timing import card, device_memory, measure, release
+
+KINDS = {"fp32": torch.float32, "tf32": torch.float32, "fp16": torch.float16}
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What is timed: halves `decode` and `encode`; tables of passes and tile batches of a decode; kinds (`KINDS`) and
+    frames of an encode. A figure takes about `seconds`, and at least `fewest` runs."""
+
+    halves: Sequence[str]
+    passes: Sequence[str]
+    tile_batches: Sequence[int]
+    kinds: Sequence[str]
+    encode_frames: int
+    fewest: int
+    seconds: float
 
 
 @torch.inference_mode()
-def bench_vae(
-    spec: Spec, sizes: Sizes, device: torch.device, tile_batches: list[int], *, encode_frames: int, seconds: float
-) -> dict[str, Any]:
-    """Seconds of a decode for each tile batch (fp16 products on CUDA) and of an encode in fp32 and TF32."""
+def bench_vae(spec: Spec, sizes: Sizes, device: torch.device, asked: Asked) -> dict[str, Any]:
+    """Seconds and peak memory of a decode for each tile batch and table of passes (fp16 products on CUDA) and of an encode
+    of each kind; the bits of one table beside those of another. Plain values."""
     plan, _ = plan_of(sizes, spec)
+    result: dict[str, Any] = {"canvas": [plan.width, plan.height], "frames": plan.frames, "card_before": card(device)}
+    if "decode" in asked.halves:
+        size = plan.height // spec.video.space, plan.width // spec.video.space
+        latents = torch.randn(1, spec.video.latent_channels, plan.latents, *size, device=device)
+        result["decode"] = _decodes(spec, latents, asked)
+    if "encode" in asked.halves:
+        pixels = torch.randn(1, 3, asked.encode_frames, plan.height, plan.width, device=device)
+        result["encode"] = _encodes(spec, pixels, asked)
+    return result | {"card_after": card(device)}
+
+
+def _decodes(spec: Spec, latents: Tensor, asked: Asked) -> list[dict[str, Any]]:
+    device, found, first = latents.device, list[dict[str, Any]](), dict[int, Tensor]()
     compute = torch.float16 if device.type == "cuda" else torch.float32
-    result: dict[str, Any] = {"canvas": [plan.width, plan.height], "frames": plan.frames, "decode": {}, "encode": {}}
-    with torch.device("meta"):
-        decoder, encoder = VideoDecoder(spec.video, compute), VideoEncoder(spec.video)
-    fill(decoder, device)
-    decoder.freeze()
-    height, width = plan.height // spec.video.space, plan.width // spec.video.space
-    latents = torch.randn(1, spec.video.latent_channels, plan.latents, height, width, device=device)
-    for batch in tile_batches:
-        spent = measure(partial(_decode, decoder, latents, batch), device, seconds)
-        result["decode"][batch] = spent | _peak(device)
-        print(f"decode {plan.frames} frames, tile batch {batch}: {spent['seconds']:.3f} s")
-    del decoder
-    fill(encoder, device)
-    pixels = torch.randn(1, 3, encode_frames, plan.height, plan.width, device=device)
-    kept = torch.backends.cudnn.allow_tf32
-    for name, allowed in (("fp32", False), ("tf32", True)) if device.type == "cuda" else (("fp32", False),):
-        torch.backends.cudnn.allow_tf32 = allowed
-        spent = measure(lambda: encoder.encode(pixels), device, seconds)
-        result["encode"][name] = spent | {"frames": encode_frames} | _peak(device)
-        print(f"encode {encode_frames} frames, {name}: {spent['seconds']:.3f} s")
-    torch.backends.cudnn.allow_tf32 = kept
-    return result | {"card": card(device)}
+    for name in asked.passes:
+        with torch.device("meta"):
+            decoder = VideoDecoder(spec.video, compute, ops=vit.choose(name, device))
+        fill(decoder, device)
+        for batch in asked.tile_batches:
+            frames = torch.cat([clip.cpu() for clip in decoder.clips(latents, batch)], dim=2)
+            with device_memory(device) as memory:
+                # the frames above were the warm-up
+                spent = measure(
+                    partial(_decode, decoder, latents, batch), device, asked.seconds, fewest=asked.fewest,
+                    warm_up=lambda: None,
+                )  # fmt: skip
+            equal = torch.equal(frames, first.setdefault(batch, frames))
+            found.append({"passes": name, "tile_batch": batch, **spent, **memory, "equal_to_first": equal})
+            print(
+                f"decode {frames.shape[2]} frames, passes {name}, tile batch {batch}: {spent['seconds']:.3f} s, "
+                f"same bits as {asked.passes[0]}: {equal}"
+            )
+        del decoder
+        release(device)
+    return found
 
 
 def _decode(decoder: VideoDecoder, latents: Tensor, tile_batch: int) -> None:
@@ -51,9 +82,22 @@ def _decode(decoder: VideoDecoder, latents: Tensor, tile_batch: int) -> None:
         pass
 
 
-def _peak(device: torch.device) -> dict[str, float]:
-    if device.type != "cuda":
-        return {}
-    peak = torch.cuda.max_memory_allocated(device) / 2**30
-    torch.cuda.reset_peak_memory_stats(device)
-    return {"peak_gib": peak}
+def _encodes(spec: Spec, pixels: Tensor, asked: Asked) -> list[dict[str, Any]]:
+    device, frames, found = pixels.device, pixels.shape[2], list[dict[str, Any]]()
+    clip, kept, first = pixels[:, :, : spec.video.clip], torch.backends.cudnn.allow_tf32, list[Tensor]()
+    for kind in asked.kinds:
+        with torch.device("meta"):
+            encoder = VideoEncoder(spec.video, compute=KINDS[kind])
+        fill(encoder, device)
+        torch.backends.cudnn.allow_tf32 = kind == "tf32"
+        first.append(encoder.encode(clip)[0])  # one clip is the warm-up of many, and shows the distance
+        distance = float((first[-1] - first[0]).norm() / first[0].norm())
+        with device_memory(device) as memory:
+            spent = measure(
+                partial(encoder.encode, pixels), device, asked.seconds, fewest=asked.fewest, warm_up=lambda: None
+            )
+        found.append({"kind": kind, "frames": frames, **spent, **memory, "distance_to_first": distance})
+        print(f"encode {frames} frames, {kind}: {spent['seconds']:.3f} s, distance to {asked.kinds[0]} {distance:.1e}")
+        del encoder
+    torch.backends.cudnn.allow_tf32 = kept
+    return found

@@ -13,35 +13,27 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import nn
 
-from ..config import Choices, EngineConfig, resolve, set_flags
+from ..config import EngineConfig, resolve, set_flags
 from ..decoding import decode
 from ..launch import PATIENCE, quiet
-from ..layout import build_layout, shard, shard_sizes
+from ..layout import shard, shard_sizes
 from ..models.dit import DiT
-from ..models.modulation import LiveModulation
-from ..models.modulation_tables import PrecomputedModulation
 from ..models.video_decoder import VideoDecoder
 from ..models.video_encoder import VideoEncoder
-from ..noise import Rows, initial_rows
-from ..output.latents import Latents
+from ..noise import Rows
+from ..ops import vit
 from ..parallel import Parallel
 from ..parallel.mesh import Mesh, join_mesh
 from ..parallel.ulysses import PLAIN, Relayout, Ulysses
 from ..parts import Parts
-from ..pipeline import Settled, Work, encode, policy_setting, predictor, run_steps, split_latents
-from ..plan import make_plan
-from ..policies import make_policy
-from ..policy_options import parse_policy
-from ..presentation import Prompt
-from ..request import Request
+from ..pipeline import predictor, sample
 from ..schedule import make_sigmas, step_timesteps
-from ..spec import Spec
 from ..topology import OVERLAPPED_CHUNKS, open_board
 from ..watch import Stages, ignore
-from .bench_dit import STEP, random_tensor
+from .bench_dit import STEP, Sizes, plan_of, request_of
 from .bench_scaling import BALANCED, Case, Settings
+from .random_weights import RandomWeights, fill, shape_spec
 from .timing import card
 
 MEETING = 240.0  # seconds
@@ -49,82 +41,12 @@ FEWEST, MOST = 3, 200  # calls measured
 STEPS = 50
 
 
-def spec_of(shape: str) -> Spec:
-    """The sizes called `released`, `bundled`, or `wide`: the miniature with heads for eight ranks."""
-    if shape == "released":
-        return Spec()
-    from ..demo.tiny import tiny_spec
-
-    spec = tiny_spec()
-    if shape == "bundled":
-        return spec
-    return replace(
-        spec,
-        dit=replace(spec.dit, heads=56, head_dim=8, ffn=112, rope_freqs=1),
-        text=replace(spec.text, heads=16, kv_heads=8, intermediate=96),
-    )
-
-
-def fill_shares(module: nn.Module, device: torch.device) -> nn.Module:
-    """A module from the meta device with its share of `random_tensor`s: the same whole weights on any mesh."""
-    for name, meta in list(module.named_parameters()):
-        path, _, leaf = name.rpartition(".")
-        owner = module.get_submodule(path)
-        cut = getattr(owner, "shard", None) if leaf == "weight" else None
-        shape = tuple(meta.shape)
-        if cut is None:
-            tensor = random_tensor(name, shape, device, meta.dtype)
-        else:
-            tensor = cut(random_tensor(name, _whole(owner, shape), device, meta.dtype)).clone()
-        assert tensor.shape == meta.shape, (name, tuple(tensor.shape), shape)
-        setattr(owner, leaf, nn.Parameter(tensor, requires_grad=False))
-    return module.eval()
-
-
-def _whole(owner: Any, shape: tuple[int, ...]) -> tuple[int, ...]:
-    """The shape that `owner` is one rank's share of: one dim is larger by the size of its axis."""
-    ranks = owner.axis.size
-    for dim in range(len(shape)):
-        whole = tuple(size * ranks if i == dim else size for i, size in enumerate(shape))
-        if owner.shard(torch.empty(whole, device="meta")).shape == torch.Size(shape):
-            return whole
-    raise AssertionError(f"{owner}: no whole for {shape}")
-
-
-class RandomParts(Parts):
-    """Parts without a checkpoint: every weight is drawn."""
-
-    def _load(self, name: str) -> Any:
-        if name.startswith("modulation:") and self.adaln == "precompute":
-            return self._tables.setdefault(name, random_tables(self.spec, self.choices, self.parallel))
-        with torch.device("meta"):
-            module = self._build(name)
-        fill_shares(module, self.choices.device)
-        for hook, arguments in (("init_buffers", (self.choices.device,)), ("freeze", ())):
-            if hasattr(module, hook):
-                getattr(module, hook)(*arguments)
-        return module
-
-
-def random_tables(spec: Spec, choices: Choices, parallel: Parallel) -> PrecomputedModulation:
-    """AdaLN's tables of drawn weights, made over all ranks."""
-    with torch.device("meta"):
-        live = LiveModulation(spec.dit, choices.dtype)
-
-    def source(prefix: str) -> Any:
-        for name, meta in live.named_parameters():
-            if name.startswith(prefix):
-                yield name, random_tensor(name, tuple(meta.shape), choices.device, meta.dtype)
-
-    device, dtype = choices.device, choices.dtype
-    return PrecomputedModulation(spec.dit, dtype, device, source, lambda: "random", parallel=parallel)
-
-
 class Bench:
     """One rank. It keeps the axes and the model of the last mesh."""
 
     def __init__(self, rank: int, world: int, meeting: str, settings: Settings) -> None:
-        self.rank, self.world, self.settings, self.spec = rank, world, settings, spec_of(settings.shape)
+        self.rank, self.world, self.settings, self.spec = rank, world, settings, shape_spec(settings.shape)
+        self.sizes = Sizes(settings.frames, settings.size, settings.text)
         cuda = settings.device == "cuda"
         device = f"cuda:{rank}" if cuda else "cpu"
         if cuda:
@@ -142,6 +64,7 @@ class Bench:
             threads=None if cuda else 1,
         )  # fmt: skip
         self.choices = resolve(config, self.spec.dit.head_dim)
+        self.weights = RandomWeights(self.spec, self.choices.device)
         self.kept: dict[str, Any] = {}
 
     def run(self, case: Case) -> dict[str, Any]:
@@ -200,7 +123,7 @@ class Bench:
         if "dit" not in self.kept:
             with torch.device("meta"):
                 made = DiT(self.spec.dit, self.choices.ops, parallel, self.choices.dtype)
-            self.kept["dit"] = fill_shares(made, self.choices.device)
+            self.kept["dit"] = fill(made, self.choices.device)
         dit: DiT = self.kept["dit"]
         attend = parallel.attend(self.choices.ops.attention)
         blocks: Any = dit.blocks
@@ -210,12 +133,13 @@ class Bench:
 
     def _call(self, case: Case, parallel: Parallel) -> dict[str, Any]:
         set_flags("denoise", self.choices)
-        dit, device, settled = self._model(parallel), self.choices.device, self._settled(3)
-        layout, sp = settled.layout, parallel.sp
+        dit, device, sp = self._model(parallel), self.choices.device, parallel.sp
+        plan, layout = plan_of(self.sizes, self.spec)
+        sigmas = make_sigmas(3, plan.shifts)
         part = shard(layout, sp.size, sp.rank)
         parallel.reserve(len(part.layout.tags_S), self.spec.dit.heads, self._head_bytes())
-        steps = [step_timesteps(layout, settled.sigmas, step) for step in range(settled.sigmas.calls)]
-        tables = random_tables(self.spec, self.choices, parallel)
+        steps = [step_timesteps(layout, sigmas, step) for step in range(sigmas.calls)]
+        tables = self.weights.tables(self.choices.dtype, parallel)
         tables.prepare([timesteps for timesteps, _ in steps])
         generator = torch.Generator().manual_seed(1)
         counts = len(layout.text_indices), len(layout.video_indices), len(layout.audio_indices)
@@ -282,19 +206,19 @@ class Bench:
 
     def _vae(self, parallel: Parallel) -> dict[str, Any]:
         spec, device, cuda = self.spec.video, self.choices.device, self.choices.device.type == "cuda"
-        plan = make_plan(Request("a", size=self.settings.size, duration=self.settings.frames / 24), self.spec)
+        plan, _ = plan_of(self.sizes, self.spec)
         set_flags("decode", self.choices)
         with torch.device("meta"):
-            decoder = VideoDecoder(spec, self.choices.vae_compute, parallel.every)
+            passes = vit.choose(self.choices.ops.name, device)
+            decoder = VideoDecoder(spec, self.choices.vae_compute, parallel.every, passes)
             encoder = VideoEncoder(spec, parallel.every)
-        fill_shares(decoder, device)
-        decoder.freeze()
+        fill(decoder, device)
         shape = 1, spec.latent_channels, plan.latents, plan.height // spec.space, plan.width // spec.space
         latents = torch.randn(shape, generator=torch.Generator().manual_seed(2)).to(device)
         found: dict[str, float] = {}
         found["decode"], digest = self._once(parallel, partial(decoder.clips, latents, self.choices.tile_batch), True)
         del decoder
-        fill_shares(encoder, device)
+        fill(encoder, device)
         pixels = torch.randn(1, 3, plan.frames, plan.height, plan.width, generator=torch.Generator().manual_seed(3))
         pixels = pixels.to(device)
         for kind in ("tf32", "fp32") if cuda else ("fp32",):
@@ -319,8 +243,7 @@ class Bench:
         """A T2VA request from token ids to frames and sound in host memory; a short one before it makes it warm."""
         self.kept.pop("dit", None)
         if "parts" not in self.kept:
-            parts: Any = None
-            self.kept["parts"] = RandomParts(parts, self.spec, self.choices, "all", parallel=parallel)
+            self.kept["parts"] = Parts(self.weights, self.choices, "all", parallel=parallel)
             self._request(self.kept["parts"], 3, "every-step")
         self._reset_peak()
         facts = self._request(self.kept["parts"], (self.settings.calls or STEPS - 1) + 1, policy)
@@ -333,33 +256,18 @@ class Bench:
 
     def _request(self, parts: Parts, steps: int, policy: str) -> dict[str, Any]:
         parts.parallel.control.tell_all(None)
-        begin = time.perf_counter()
-        stages, settled = Stages(ignore, self.choices.device), self._settled(steps)
-        sp = parts.parallel.sp
-        part = shard(settled.layout, sp.size, sp.rank)
-        chosen = make_policy(parse_policy(policy), policy_setting(settled, part, parts))
-        encoded = encode(settled, parts, stages)
-        rows = initial_rows(settled.plan, encoded.conditions, self.spec)
+        begin, stages = time.perf_counter(), Stages(ignore, self.choices.device)
 
         def vote(step: int, velocity: Rows) -> None:
             ballot = torch.stack([~torch.isfinite(x).all() for x in vars(velocity).values()]).to(torch.int32)
             assert not any(parts.parallel.every.vote(ballot).tolist()), f"step {step}: values that are not finite"
 
-        rows, _ = run_steps(Work(settled, part, encoded.text, chosen, vote), rows, parts, stages)
-        video, audio = split_latents(rows, settled.layout, settled.plan, self.spec)
-        latents = Latents(settled.plan, video, audio, {"flags": {}})
+        latents = sample(request_of(self.sizes, steps=steps, policy=policy), parts, stages, vote)
         clips = list(decode(latents, parts, stages))
-        assert sum(len(clip) for clip in clips[1:]) == settled.plan.frames
-        facts = {"seconds": time.perf_counter() - begin, "stages": stages.records, "calls": chosen.report()["calls"]}
+        assert sum(len(clip) for clip in clips[1:]) == latents.plan.frames
+        facts = {"seconds": time.perf_counter() - begin, "stages": stages.records}
+        facts["calls"] = latents.facts["policy"]["calls"]
         return facts | {"sha256": hashlib.sha256(b"".join(clip.tobytes() for clip in clips)).hexdigest()}
-
-    def _settled(self, steps: int) -> Settled:
-        request = Request("a", size=self.settings.size, duration=self.settings.frames / 24, steps=steps)
-        plan, text = make_plan(request, self.spec), self.settings.text
-        ids = torch.arange(text) % min(200, self.spec.text.vocab)
-        ones, zeros = torch.ones(text, dtype=torch.int64), torch.zeros(text, dtype=torch.int64)
-        layout = build_layout(plan, ones, self.spec)
-        return Settled(plan, (), Prompt(ids, ones, zeros, ()), layout, make_sigmas(plan.steps, plan.shifts))
 
     def _head_bytes(self) -> int:
         return self.spec.dit.head_dim * self.choices.dtype.itemsize

@@ -2,29 +2,38 @@
 
 from __future__ import annotations
 
+import gc
 import shutil
 import statistics
 import subprocess
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+
+from ..models.streamed import Streamed
 
 MOST_RUNS, FEWEST_RUNS = 400, 3
 
 
-def measure(function: Callable[[], object], device: torch.device, seconds: float) -> dict[str, float]:
+def measure(
+    function: Callable[[], object], device: torch.device, seconds: float, *, fewest: int = FEWEST_RUNS,
+    warm_up: Callable[[], object] | None = None,
+) -> dict[str, float]:  # fmt: skip
     """Run `function` for about `seconds` after a warm-up: median, best and worst seconds of one run, and their number.
 
-    A rate that holds for a second is the sustained one: cards lower their clocks at their power limit.
+    A rate that holds for a second is the sustained one: cards lower their clocks at their power limit. With `fewest` 1
+    a function that takes longer than `seconds` runs once, after `warm_up` in place of a run of its own.
     """
-    function()
-    first = _runs(function, device, 1)[0]
-    count = max(FEWEST_RUNS, min(MOST_RUNS, int(seconds / max(first, 1e-7))))
-    times = sorted(_runs(function, device, count))
+    (warm_up or function)()
+    times = _runs(function, device, 1)
+    count = max(fewest, min(MOST_RUNS, int(seconds / max(times[0], 1e-7))))
+    if count > 1:
+        times = sorted(_runs(function, device, count))
     return {"seconds": statistics.median(times), "best": times[0], "worst": times[-1], "runs": len(times)}
 
 
@@ -42,6 +51,33 @@ def _runs(function: Callable[[], object], device: torch.device, count: int) -> l
         event.record()
     torch.cuda.synchronize(device)
     return [before.elapsed_time(after) / 1e3 for before, after in zip(events, events[1:], strict=False)]
+
+
+@contextmanager
+def device_memory(device: torch.device) -> Iterator[dict[str, float]]:
+    """GiB that the allocator held when the block began and at most in it, there when it ends; 0 on a CPU."""
+    found = {"resting_gib": 0.0, "peak_gib": 0.0}
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+        found["resting_gib"] = torch.cuda.memory_allocated(device) / 2**30
+        torch.cuda.reset_peak_memory_stats(device)
+    yield found
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+        found["peak_gib"] = torch.cuda.max_memory_allocated(device) / 2**30
+
+
+def release(device: torch.device) -> None:
+    """What nobody holds goes back to the card."""
+    gc.collect()
+    if device.type == "cuda":
+        torch.cuda.empty_cache()
+
+
+def streamed_bytes(*modules: Any) -> int:
+    """Bytes that one pass through all layers brings to the device."""
+    layers = [child for module in modules if isinstance(module, nn.Module) for child in module.modules()]
+    return sum(child.pass_bytes for child in layers if isinstance(child, Streamed))
 
 
 def copy_roof(device: torch.device, seconds: float, size: int) -> float:

@@ -54,10 +54,10 @@ def load_into(
             parameters = narrow(leaf, whole) if _narrows(owner, leaf, target_dtype) else {leaf: whole}
             while parameters:
                 leaf, whole = parameters.popitem()
-                _assign(owner, leaf, _share(owner, leaf, whole))
+                assign(owner, leaf, share_of(owner, leaf, whole))
         del tensor, whole  # the next one is allocated before these names are bound again
     assert not assembly.open, f"incomplete: {list(assembly.open)[:10]}"
-    _finish(module, device)
+    finish(module, device)
     return module
 
 
@@ -163,7 +163,7 @@ def _slots(module: nn.Module, rows: Iterable[Stored], dtype: torch.dtype | None)
     for name, row in targets.items():
         path, _, leaf = name.rpartition(".")
         owner, parameter = module.get_submodule(path), state[name]
-        shape = _share(owner, leaf, torch.empty(row.target_shape, device="meta")).shape
+        shape = share_of(owner, leaf, torch.empty(row.target_shape, device="meta")).shape
         assert parameter.shape == shape, f"{name}: module has {list(parameter.shape)}, key map {list(shape)}"
         assert not row.island or parameter.dtype == torch.float32, f"{name}: an fp32 island built as {parameter.dtype}"
         wanted = parameter.dtype if row.island or dtype is None else dtype
@@ -205,7 +205,17 @@ def place(row: Stored, tensor: Tensor, whole: Tensor) -> None:
         whole.unflatten(0, (row.heads, 3, head))[:, SLOT[row.placement]].copy_(tensor.unflatten(0, (row.heads, head)))
 
 
-def _share(owner: nn.Module, leaf: str, whole: Tensor) -> Tensor:
+def cut(row: Stored, whole: Tensor) -> Tensor:
+    """What a stored tensor holds of the `whole` parameter: the other way of `place`."""
+    if row.placement == WHOLE:
+        return whole
+    if row.placement == SWAPPED:
+        return torch.cat(whole.chunk(2)[::-1])
+    head = row.shape[0] // row.heads
+    return whole.unflatten(0, (row.heads, 3, head))[:, SLOT[row.placement]].flatten(0, 1)
+
+
+def share_of(owner: nn.Module, leaf: str, whole: Tensor) -> Tensor:
     """An owner's share of a whole tensor; the whole tensor itself, not a copy, where nothing is cut."""
     shard = getattr(owner, "shard", None)
     if shard is None or leaf not in getattr(owner, "sharded", ("weight",)):
@@ -214,14 +224,16 @@ def _share(owner: nn.Module, leaf: str, whole: Tensor) -> Tensor:
     return whole if share.shape == whole.shape else share.clone(memory_format=torch.contiguous_format)
 
 
-def _assign(owner: nn.Module, leaf: str, tensor: Tensor) -> None:
+def assign(owner: nn.Module, leaf: str, tensor: Tensor) -> None:
+    """Give a parameter or a buffer of `owner` another tensor, in place of whatever it has."""
     if leaf in owner._buffers:
         owner._buffers[leaf] = tensor
     else:
         owner._parameters[leaf] = nn.Parameter(tensor, requires_grad=False)
 
 
-def _finish(module: nn.Module, device: torch.device | str) -> None:
+def finish(module: nn.Module, device: torch.device | str) -> None:
+    """Make a module whose tensors have arrived ready: its hooks, frozen, in eval mode, nothing left on the meta device."""
     for hook, arguments in (("init_buffers", (device,)), ("freeze", ())):
         if hasattr(module, hook):
             getattr(module, hook)(*arguments)
