@@ -21,7 +21,7 @@ def serve(command: Serve) -> int:
         from .server import serve as run
         from .service import Service
     except ModuleNotFoundError as error:
-        raise ConfigError(f"serve: {error.name} is not installed; pip install 'twinreel[serve]'") from None
+        raise ConfigError(f"serve: {error.name} is not installed; install the extra, in its folder: pip install -e '.[serve]'") from None
 
     def told(address: str) -> None:
         print("twinreel: listening; Ctrl-C ends it", file=sys.stderr)

@@ -78,7 +78,7 @@ def verdict(summary: Mapping[str, Any], bounds: str) -> str:
     chosen = BOUNDS[bounds]
     for name, least in chosen.least.items():
         if not summary[name]["measured"]:
-            raise ConfigError(f"bounds {bounds} need {name}, which needs scikit-image: pip install 'twinreel[quality]'")
+            raise ConfigError(f"bounds {bounds} need {name}, which needs scikit-image: pip install scikit-image")
         value = summary[name]["worst" if chosen.every else "mean"]
         if value is not None and value < least:
             return "apart"
