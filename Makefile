@@ -28,7 +28,7 @@ $(DEMO) $(STAMP): pyproject.toml constraints.txt
 
 demo: $(DEMO)
 	mkdir -p out
-	$(BIN)/twinreel generate "a red ball bounces and a low bell rings at every bounce" -o out/sentence.mp4 --overwrite
+	$(BIN)/twinreel generate "a red ball bounces and a low bell rings at every bounce" --seed 4 -o out/sentence.mp4 --overwrite
 	$(BIN)/python examples/picture.py out/still.png
 	$(BIN)/twinreel generate "starting from <Picture 1>, the green ball slides from right to left on a dark background \
 and a high hum is heard as it moves." --first out/still.png -o out/picture.mp4 --overwrite
