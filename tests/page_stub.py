@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from serve_stub import StubRunner, running
-from twinreel.output.report import replacing
+from twinreel.output.placing import replacing
 from twinreel.serve.runner import Work, outcome_file
 
 STEPS, FRAMES, WIDTH, HEIGHT = 6, 22, 112, 64

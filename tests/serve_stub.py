@@ -173,7 +173,7 @@ def call(
 
 def _decoded(answer: Any) -> Any:
     data = answer.read()
-    return json.loads(data) if answer.headers.get("content-type", "").startswith("application/json") else data
+    return json.loads(data) if data and answer.headers.get("content-type", "").startswith("application/json") else data
 
 
 def form(parts: list[tuple[str, str | bytes]]) -> tuple[bytes, dict[str, str]]:

@@ -43,9 +43,9 @@ def test_names_on_a_cpu() -> None:
     assert choose("auto", "cpu") == (dense.sdpa, "auto on cpu (whichever kernel PyTorch picks)")
     assert choose("math", "cpu")[1].startswith("asked for")
     for name in ("fa3", "fa4", "cudnn", "flash"):
-        with pytest.raises(ValueError, match=f"'{name}' is not available on cpu: {name} needs a CUDA device"):
+        with pytest.raises(ValueError, match=f"attention: {name} is not available on cpu: {name} needs a CUDA device"):
             choose(name, "cpu")
-    with pytest.raises(ValueError, match="unknown attention 'flash9'; known: auto, fa3"):
+    with pytest.raises(ValueError, match="attention: got 'flash9'; use auto, fa3"):
         choose("flash9", "cpu")
     assert "untested" in KINDS["fa4"].note
 
@@ -81,7 +81,7 @@ def test_auto_takes_the_first_that_works_and_says_what_it_passed_over(
     assert why == ("auto on cuda:0; passed over: fa3 ImportError: no such wheel; cudnn ImportError: no such wheel")
     function(*draw(9, torch.bfloat16).unbind(2), 9)
     assert len(probed) == 3, "a probe is for start-up, not for calls"
-    with pytest.raises(ValueError, match="'cudnn' is not available on cuda:0: cudnn ImportError"):
+    with pytest.raises(ValueError, match="attention: cudnn is not available on cuda:0: cudnn ImportError"):
         choose("cudnn", CUDA, torch.bfloat16, 128)
 
 

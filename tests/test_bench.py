@@ -5,15 +5,20 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 
+from twinreel import cli
+from twinreel.ops import vit
 from twinreel.spec import Spec
-from twinreel.tools import bench_scaling, paper
+from twinreel.tools import bench_e2e, bench_scaling, paper
 from twinreel.tools.bench import main
-from twinreel.tools.bench_dit import call_work
+from twinreel.tools.bench_dit import Sizes, call_work
+from twinreel.tools.bench_vae import Asked, bench_vae
+from twinreel.tools.random_weights import shape_spec
 from twinreel.tools.timing import measure
 
 TINY = ["--shape", "bundled", "--device", "cpu", "--seconds", "0.001"]
@@ -61,9 +66,62 @@ def test_dit_compares_precisions_on_the_same_weights(capsys: pytest.CaptureFixtu
     assert set(found["floor_seconds"]) == {"bf16", "fp8:blocks=0"}
 
 
-def test_vae(capsys: pytest.CaptureFixture[str]) -> None:
-    found = result(capsys, "vae", "--frames", "22", "--tile-batch", "1", "2", "--encode-frames", "5")
-    assert set(found["decode"]) == {"1", "2"} and found["encode"]["fp32"]["frames"] == 5
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_dit_against_diffusers_is_equal(capsys: pytest.CaptureFixture[str], precision: str) -> None:
+    pytest.importorskip("diffusers")
+    words = ("--frames", "22", "--text", "12", "--ops", "reference", "--precision", precision, "--against", "diffusers")
+    (peer,) = result(capsys, "dit", *words)["peer"]
+    assert peer["distance_to_ours"] == {"video": 0.0, "audio": 0.0} and peer["mode"] == "eager"
+    assert peer["times_ours"] > 0 and peer["repeats"] and peer["finite"]
+
+
+def test_vae_compares_passes_and_times_what_is_asked(capsys: pytest.CaptureFixture[str]) -> None:
+    words = ("--frames", "22", "--fewest", "1", "--passes", "auto", "reference")
+    found = result(capsys, "vae", *words, "--only", "decode", "--tile-batch", "1", "2")
+    assert [(row["passes"], row["tile_batch"], row["runs"]) for row in found["decode"]] == [
+        ("reference", 1, 1),
+        ("reference", 2, 1),
+    ]
+    assert all(row["equal_to_first"] for row in found["decode"]) and "encode" not in found
+    found = result(capsys, "vae", *words, "--only", "encode", "--encode-frames", "5")
+    assert [(row["kind"], row["frames"], row["runs"]) for row in found["encode"]] == [("fp32", 5, 1)]
+    assert "decode" not in found
+
+
+def test_passes_are_compared_bit_for_bit(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A table of passes that is not the plain one is found out."""
+    plain = vit.PLAIN
+    other = replace(plain, name="triton", swiglu=lambda u: plain.swiglu(u) * 1.001)
+    monkeypatch.setattr(vit, "choose", lambda name, device: other if name == "triton" else plain)
+    asked = Asked(("decode",), ("reference", "triton"), (1,), (), 5, 1, 0.0)
+    found = bench_vae(shape_spec("bundled"), Sizes(22, None, 1), torch.device("cpu"), asked)
+    assert [row["equal_to_first"] for row in found["decode"]] == [True, False]
+
+
+def test_encoder_compares_layers_with_resident(capsys: pytest.CaptureFixture[str]) -> None:
+    rows = result(capsys, "encoder", "--tokens", "3", "9", "--stream")["prompts"]
+    assert [(row["tokens"], row["residency"]) for row in rows] == [(3, "all"), (9, "all"), (3, "layers"), (9, "layers")]
+    assert all(row["equal_to_first"] and row["finite"] and row["share_of_products"] > 0 for row in rows)
+    assert rows[0]["streamed_bytes"] == 0 < rows[2]["streamed_bytes"]
+    assert len(result(capsys, "encoder", "--tokens", "3")["prompts"]) == 1
+
+
+@pytest.mark.parametrize("av", [True, False])
+def test_e2e(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, av: bool) -> None:
+    if av:
+        pytest.importorskip("av")
+    monkeypatch.setattr(bench_e2e, "find_spec", lambda name: av or None)
+    words = (
+        "e2e --frames 22 --text 5 --steps 4 --precision fp32 --policy reuse:threshold=1 --shape bundled --device cpu"
+    )
+    assert main([*words.split(), "--json"]) == 0
+    (line,) = capsys.readouterr().out.splitlines()
+    found = json.loads(line)
+    exact, reused = found["requests"]
+    assert ("an MP4" if av else "host memory") in found["ends_in"]
+    assert {"read", "encode", "denoise", "decode"} <= exact["stages"].keys() and ("mux" in exact["stages"]) is av
+    assert (exact["policy"], exact["calls"], exact["frames"]) == ("every-step", 3, 22)
+    assert reused["policy"] == "reuse:threshold=1" and not exact.get("faults")
 
 
 def test_memory_compares_layers_with_resident(capsys: pytest.CaptureFixture[str]) -> None:
@@ -123,13 +181,39 @@ def test_scaling_measures_what_is_missing(tmp_path: Path, capsys: pytest.Capture
     capsys.readouterr()
     assert main(words) == 0  # everything is there
     assert capsys.readouterr().out.startswith("{")
-    assert main(["scaling", str(out), "--only", "sp3x"]) == 2
 
 
-def test_what_cannot_run_here_is_said() -> None:
-    assert main(["dit", "--attention", "fa3", *TINY]) == 2
-    assert main(["dit", "--precision", "fp8:blocks=9", *TINY]) == 2
-    assert main(["dit", "--precision", "fp32", "fp8", *TINY]) == 2
+@pytest.mark.parametrize(
+    ("words", "code"),
+    [
+        (["dit", "--attention", "fa3", *TINY], 3),
+        (["dit", "--precision", "fp8:blocks=9", *TINY], 3),
+        (["dit", "--precision", "fp32", "fp8", *TINY], 3),
+        (["dit", "--compile", *TINY], 3),
+        (["dit", "--layers", "0", *TINY], 3),
+        (["vae", "--encode", "tf32", *TINY], 3),
+        (["encoder", "--tokens", "0", *TINY], 3),
+        (["memory", "--size", "64", *TINY], 2),
+        (["e2e", "--device", "cpu", "--policy", "sometimes"], 2),
+        (["e2e", "--device", "cpu", "--residency", "attic"], 3),
+        (["ops", "--frames", "9999", *TINY], 2),
+        (["ops", "--device", "gpu"], 3),
+        (["scaling", "out.json", "--only", "sp3x"], 3),
+    ],
+    ids=lambda value: " ".join(value[:3]) if isinstance(value, list) else "",
+)
+def test_what_cannot_run_here_is_said(words: list[str], code: int, capsys: pytest.CaptureFixture[str]) -> None:
+    for run in (main, lambda words: cli.main(["bench", *words])):  # one program under two names
+        assert run(words) == code
+        told = capsys.readouterr()
+        assert len(told.err.splitlines()) == 3 and told.err.startswith("twinreel: ") and not told.out
+
+
+def test_the_command_line_runs_it(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["bench", "encoder", "--tokens", "2", "--json", *TINY]) == 0
+    assert json.loads(capsys.readouterr().out)["bench"] == "encoder", "one line"
+    assert cli.main(["bench", "vae", "--encode", "fp16", "--json", *TINY]) == 3
+    assert json.loads(capsys.readouterr().out)["error"] == "ConfigError"
 
 
 def test_measure_counts_runs() -> None:
@@ -137,6 +221,9 @@ def test_measure_counts_runs() -> None:
     timing = measure(lambda: calls.append(1), torch.device("cpu"), 0.0)
     assert timing["runs"] == 3 and len(calls) == 5
     assert timing["best"] <= timing["seconds"] <= timing["worst"]
+    warm: list[int] = []
+    once = measure(lambda: calls.append(1), torch.device("cpu"), 0.0, fewest=1, warm_up=lambda: warm.append(1))
+    assert once["runs"] == 1 and len(calls) == 6 and len(warm) == 1
 
 
 def test_it_imports_without_media_and_command_line_libraries() -> None:
@@ -144,7 +231,7 @@ def test_it_imports_without_media_and_command_line_libraries() -> None:
         "import sys\n"
         "for name in ('av', 'tyro', 'rich', 'diffusers'): sys.modules[name] = None\n"
         "from twinreel.tools.bench import main\n"
-        "import twinreel.tools.scaling_cases\n"
+        "from twinreel.tools import bench_e2e, bench_encoder, bench_memory, bench_peer, bench_vae, scaling_cases\n"
         "try: main(['--help'])\n"
         "except SystemExit as end: print(end.code)"
     )

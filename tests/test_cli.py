@@ -171,6 +171,32 @@ def test_with_json_a_bad_flag_is_a_line_too(capsys):
     assert (json.loads(out)["ok"], json.loads(out)["exit"]) == (False, 2)
 
 
+@pytest.mark.parametrize(
+    ("words", "why", "remedy"),
+    [
+        (["generate", "a", "--seed", "1e3"], "got '1e3'; a whole number is needed", "Default: 42"),
+        (["generate", "a", "--duration=x"], "got 'x'; a number is needed", "4 to 15 s"),
+        (["generate", "a", "--shifts", "1"], "got '1'; two numbers is needed", "video then audio"),
+        (["generate", "a", "--fit", "wrong"], "got 'wrong'", "use auto, cover, stretch"),
+        (["generate", "a", "--sed", "3"], "'--sed, 3' means nothing", "did you mean --seed?"),
+        (["generate", "-q x"], "'-q x' means nothing", "--prompt=-..."),
+        (["generate", "--prompt", "-x"], "", "--prompt=-..."),
+        (["generate", "a", "cat"], "'cat' means nothing", "in quotes"),
+        (["generate", "--prompt"], "has no value", "give it one"),
+        (["generat"], "commands are", "did you mean generate?"),
+        (["decode"], "The file NAME.latents.safetensors", "twinreel decode --help"),
+        (["serve", "--port", "x"], "got 'x'; a whole number is needed", "Port"),
+        ([], "Expected one of", "twinreel --help"),
+    ],
+)
+def test_a_bad_flag_is_three_lines(words: list[str], why: str, remedy: str, capsys):
+    assert cli.main(words) == 2
+    out, err = capsys.readouterr()
+    lines = err.splitlines()
+    assert out == "" and len(lines) == 3 and "class '" not in err and "│" not in err, err
+    assert lines[0].startswith("twinreel: ") and why in lines[1] and remedy in lines[2], err
+
+
 def test_version(capsys):
     assert cli.main(["--version"]) == 0
     assert capsys.readouterr().out == f"twinreel {twinreel.__version__}\n"

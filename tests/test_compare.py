@@ -6,6 +6,7 @@ import json
 import math
 import os
 import re
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -13,16 +14,14 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from twinreel import Media
+from twinreel import Media, cli
 from twinreel.errors import RequestError
-from twinreel.flags import parse
 from twinreel.spec import VideoVAESpec
-from twinreel.tool_flags import COMMANDS
-from twinreel.tools.commands import run_compare
-from twinreel.tools.compare import compare, compare_media, summary, write_json
+from twinreel.tools.compare import compare, compare_media, summary
 from twinreel.tools.pictures import Traits, VideoPair, lag, ssim
 from twinreel.tools.plots import Frame, Point, draw_lines, draw_points
 from twinreel.tools.sounds import envelope_lag, sound_report, spectral_distance
+from twinreel.tools.targets import json_text
 
 RNG = np.random.default_rng(5)
 RATE = 32_000
@@ -156,8 +155,7 @@ def test_files(files: Path) -> None:
     text = summary(other)
     assert "different" in text and "PSNR" in text and "SNR" in text and "gaussian_weights" in text
     assert "{" not in text and "largest step" in text and "b's sound lags its picture" in text
-    write_json(files / "out.json", other)
-    assert json.loads((files / "out.json").read_text()) == json.loads(json.dumps(other))
+    assert json.loads(json_text(other)) == json.loads(json.dumps(other))
 
 
 def test_the_page_is_one_file_with_relative_links(files: Path, tmp_path: Path) -> None:
@@ -186,7 +184,7 @@ def test_reports_and_latents(files: Path, tmp_path: Path) -> None:
     result = compare(tmp_path / "a.safetensors", tmp_path / "b.safetensors")
     rows = {row["tensor"]: row for row in result["tensors"]}
     assert rows["audio"]["equal"] and rows["video"]["max"] == 0.5 and rows["video"]["relative_l1"] == 0.125
-    assert "video: relative L1 0.125" in summary(result)
+    assert "video: max 0.5, relative L1 0.125" in summary(result)
 
 
 def test_raw_results(tmp_path: Path) -> None:
@@ -208,7 +206,7 @@ def test_raw_results(tmp_path: Path) -> None:
         ("a.mp4", "a.json", "two of a kind"),
         ("nothing.mp4", "a.mp4", "does not exist"),
         (".", "a.mp4", "without a manifest"),
-        ("text.mp4", "a.mp4", "cannot be read as a video"),
+        ("text.mp4", "a.mp4", "is text .*compare reads videos and sounds"),
         ("text.json", "a.json", "no report"),
         ("small.mp4", "a.mp4", "one size"),
         ("text.safetensors", "text.safetensors", "no safetensors file"),
@@ -237,21 +235,97 @@ def test_plots_are_svg_that_parses() -> None:
         ElementTree.fromstring(text)
 
 
+@pytest.fixture
+def some(files: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder of its own to stand in: `a.mp4`, `b.mp4` and their reports."""
+    for name in ("a", "same"):
+        for ending in (".mp4", ".json"):
+            shutil.copy(files / f"{name}{ending}", tmp_path / f"{name.replace('same', 'b')}{ending}")
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def npz(**changes: object) -> dict[str, object]:
+    return {"frames": moving(3), "audio": clicks()[:, :3200]} | changes
+
+
+RAW = {
+    "rank.npz": npz(frames=moving(3)[0]),
+    "dtype.npz": npz(frames=moving(3).astype(float)),
+    "sides.npz": npz(frames=np.zeros((2, 0, 8, 3), np.uint8)),
+    "mono.npz": npz(audio=clicks()[:, :3200][:1]),
+    "double.npz": npz(audio=clicks()[:, :3200].astype(float)),
+    "objects.npz": npz(audio=np.array([None])),
+}
+
+
 @pytest.mark.parametrize(
-    ("flag", "name", "reason"),
+    "name",
+    [*RAW, "half.npz", "empty.npz", "renamed.npz", "half.mp4", "empty.mp4", "half.safetensors", "empty.safetensors",
+     "half.json", "empty.json", "concat.mp4", "picture.mp4", "pipe", "half/trace", "bare/trace"],
+)  # fmt: skip
+def test_a_damaged_file_is_named_in_three_lines(some: Path, name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    whole = {".npz": "whole.npz", ".safetensors": "whole.safetensors", ".json": "a.json"}.get(
+        Path(name).suffix, "a.mp4"
+    )
+    np.savez("whole.npz", **npz())  # type: ignore[arg-type]
+    save_file({"x": torch.ones(40)}, "whole.safetensors")
+    if name in RAW:
+        np.savez(name, **RAW[name])  # type: ignore[arg-type]
+    elif name == "renamed.npz":
+        np.save("x.npy", moving(3))
+        Path("x.npy").rename(name)
+    elif name == "concat.mp4":
+        Path(name).write_text(f"ffconcat version 1.0\nfile {some / 'a.mp4'}\n")
+    elif name == "picture.mp4":
+        Path(name).write_bytes(b"\x89PNG\r\n\x1a\n")
+    elif name == "pipe":
+        os.mkfifo(name)
+    elif name.endswith("/trace"):
+        Path(name).mkdir(parents=True)
+        whole, boundaries = name, [{"name": "x", "file": "x.safetensors"}]
+        manifest = {"schema": "twinreel-trace/1"} | ({"boundaries": boundaries} if name.startswith("half") else {})
+        Path(name, "manifest.json").write_text(json.dumps(manifest))
+        Path(name, "x.safetensors").write_bytes(Path("whole.safetensors").read_bytes()[:-50])
+    else:
+        data = Path(whole).read_bytes()
+        Path(name).write_bytes(data[: len(data) // 2 if "half" in name else 0])
+    assert cli.main(["compare", name, whole]) == 2
+    err = capsys.readouterr().err
+    assert err.startswith("twinreel: compare cannot be run: A, the first file") and len(err.splitlines()) == 3
+    assert name in err and "does not exist" not in err and "unexpected" not in err, err
+
+
+@pytest.mark.parametrize("kind", ["npz", "safetensors", "mp4"])
+def test_flipped_bytes_are_compared_or_refused(some: Path, kind: str) -> None:
+    np.savez("a.npz", frames=moving(2, 16, 16), audio=clicks()[:, :320])
+    save_file({"x": torch.ones(4, 2), "y": torch.zeros(2, dtype=torch.float64)}, "a.safetensors")
+    data, random = Path(f"a.{kind}").read_bytes(), np.random.default_rng(1)
+    for _ in range(12 if kind == "mp4" else 150):
+        changed = bytearray(data)
+        for at in random.integers(0, len(data), 3):
+            changed[at] = random.integers(256)
+        Path(f"c.{kind}").write_bytes(changed)
+        try:
+            json.dumps(compare(f"a.{kind}", f"c.{kind}", with_ssim=False), allow_nan=False)
+        except RequestError as error:
+            assert f"c.{kind}" in str(error)
+
+
+@pytest.mark.parametrize(
+    ("hashes", "same", "word"),
     [
-        ("--page", "a.npz", "would take the place of what is read"),
-        ("-o", "link.json", "would take the place of what is read"),
-        ("-o", ".", "is a folder"),
-        ("-o", "none/x.json", "cannot be written \\(No such file"),
+        (({}, {}), None, "neither states a hash"),
+        (({"waveform": "1"}, {"waveform": "1"}), True, "identical"),
+        (({"waveform": "1"}, {"waveform": "2"}), False, "different"),
+        (({"waveform": "1", "frames": "2"}, {"waveform": "1"}), False, "different"),
+        (({}, {"frames": "2"}), False, "different"),
     ],
 )
-def test_what_could_not_be_written_is_said_before_the_work(flag: str, name: str, reason: str, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("twinreel.tools.commands.compare", None)
-    Path("a.npz").write_text("a")
-    Path("link.json").symlink_to("a.npz")
-    command = parse(["compare", "a.npz", "b.npz", flag, name], COMMANDS)
-    with pytest.raises(RequestError, match=reason):
-        run_compare(command)
-    assert Path("a.npz").read_text() == "a" and sorted(os.listdir()) == ["a.npz", "link.json"]
+def test_reports_are_as_equal_as_what_they_state(
+    tmp_path: Path, hashes: tuple[dict[str, str], dict[str, str]], same: bool | None, word: str
+) -> None:
+    for name, stated in zip("ab", hashes, strict=True):
+        (tmp_path / f"{name}.json").write_text(json.dumps({"sha256": stated}))
+    result = compare(tmp_path / "a.json", tmp_path / "b.json")
+    assert result["identical"] is same and word in summary(result).splitlines()[0]

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
+import numpy as np
 import pytest
 import torch
 
@@ -35,7 +38,7 @@ def test_refused_without_torch_being_asked(config: EngineConfig, words: str) -> 
         (EngineConfig(device="cpu", vae_encode="tf32"), "needs a CUDA device"),
         (EngineConfig(device="cpu", vae_encode="fp16"), "fp16 needs a CUDA device"),
         (EngineConfig(device="cpu", ops="fastest"), "reference"),
-        (EngineConfig(device="cpu", attention="fastest"), "unknown attention.*cudnn"),
+        (EngineConfig(device="cpu", attention="fastest"), "^attention: got 'fastest'; use auto.*cudnn"),
         (EngineConfig(device="cpu", attention="fa3"), "needs a CUDA device"),
         (EngineConfig(device="cpu", adaln="maybe"), "live, precompute"),
     ],
@@ -43,6 +46,14 @@ def test_refused_without_torch_being_asked(config: EngineConfig, words: str) -> 
 def test_refused_on_this_machine(config: EngineConfig, words: str) -> None:
     with pytest.raises(ConfigError, match=words):
         resolve(config)
+
+
+def test_paths_and_numbers_of_other_libraries_are_pythons_own() -> None:
+    given = {"model": Path("w"), "components": {"transformer": Path("t")}, "threads": np.int64(2), "host_memory": 3}
+    config = EngineConfig(**given)  # type: ignore[arg-type]
+    check_config(config)
+    assert (config.model, config.components, config.threads) == ("w", {"transformer": "t"}, 2)
+    assert type(config.threads) is int
 
 
 def test_auto_on_cpu() -> None:

@@ -29,6 +29,7 @@ from twinreel import (
     RequestError,
     Sound,
     decoding,
+    launch,
 )
 from twinreel.noise import Rows
 from twinreel.watch import Event
@@ -325,3 +326,13 @@ def test_a_process_of_its_own_gives_the_same_hashes(tiny_original: Path, golden:
     done = subprocess.run([sys.executable, "-c", code, str(tiny_original)], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout) == golden["t2va"]
+
+
+@pytest.mark.parametrize("gpus", [1, 2])
+def test_a_closed_engine_refuses(tiny_original: Path, gpus: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(launch.Ranks, "__init__", lambda ranks, *_: vars(ranks).update(_members=[]))
+    engine = Engine(EngineConfig(model=str(tiny_original), device="cpu", gpus=gpus))
+    engine.close()
+    engine.close()
+    with pytest.raises(RuntimeError, match="this engine is closed; make another"):
+        engine.generate(Request("a ball"))

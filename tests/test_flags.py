@@ -37,7 +37,8 @@ from twinreel.tool_flags import COMMANDS
 from twinreel.weights import locate, read_spec
 
 ROOT = Path(__file__).resolve().parents[1]
-NAMES = ("generate", "decode", "plan", "verify", "doctor", "compare", "validate", "quantize", "serve", "completion")
+NAMES = ("generate", "decode", "plan", "verify", "doctor", "compare", "validate", "quantize", "bench", "serve")
+NAMES += ("completion",)
 
 EVERY_REQUEST_FLAG = [
     ["--task", "ref2va"],

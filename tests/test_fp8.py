@@ -58,7 +58,7 @@ def test_other_words_are_refused_by_name(text: object) -> None:
 @pytest.mark.parametrize(
     ("precision", "dit", "residency", "words"),
     [
-        ("fp8:blocks=25", DiTSpec(), "auto", "leaves none of 50 in fp8; use 0 to 24"),
+        ("fp8:blocks=25", DiTSpec(), "auto", "leaves none of 50 blocks in fp8; use blocks=0 to blocks=24"),
         ("fp8:blocks=3", DiTSpec(fp8_edge=2), "auto", "use blocks=2 or fewer"),
         ("fp8:steps=1", DiTSpec(fp8_edge=2), "auto", "needs bf16 weights of every block"),
         ("auto", DiTSpec(fp8_edge=2), "auto", "quantized to e4m3; use fp8:blocks=2"),

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from twinreel.serve.dispatch import expire, recover, sweep
+from twinreel.serve.folder import new_incoming
 from twinreel.serve.jobs import Conflict, Draft, Jobs, QueueFull, new_id
 from twinreel.serve.runner import outcome_file
 
@@ -104,16 +105,20 @@ def test_a_new_server_settles_what_ran(jobs: Jobs, tmp_path: Path) -> None:
     outcome_file(jobs.path(done)).write_text(json.dumps(whole))
     outcome_file(jobs.path(cut)).write_text(json.dumps(half))
     jobs.cancel(stopped)
-    (tmp_path / "jobs" / "video_stranger").mkdir()
-    (tmp_path / "incoming" / "x").mkdir(parents=True)
+    (tmp_path / "jobs" / new_id()).mkdir()
+    received = new_incoming(tmp_path)
+    theirs = [tmp_path / name for name in ("jobs/video_stranger", "jobs/Holiday", "incoming/x", "incoming/" + "A" * 16)]
+    for path in theirs:
+        path.mkdir()
     jobs.close()
 
     again = Jobs(tmp_path)
     recover(again, 20)
     sweep(again)
     assert [again.get(job).status for job in (done, cut, stopped)] == ["completed", "queued", "cancelled"]  # type: ignore[union-attr]
-    assert sorted(path.name for path in (tmp_path / "jobs").iterdir()) == sorted((done, cut, stopped))
-    assert not list((tmp_path / "incoming").iterdir())
+    left = [path for part in ("jobs", "incoming") for path in (tmp_path / part).iterdir() if path not in theirs]
+    assert sorted(path.name for path in left) == sorted((done, cut, stopped)) and not received.exists()
+    assert all(path.is_dir() for path in theirs)
     assert again.take().id == cut and again.get(cut).starts == 2  # type: ignore[union-attr]
     again.close()
 
@@ -146,6 +151,7 @@ def test_pages_and_filters(jobs: Jobs) -> None:
     assert [job.id for job in jobs.page(9, made[1], False, {})] == made[2:]
     assert [job.id for job in jobs.page(9, None, False, {"q": "RED prompt"})] == [made[0], made[2]]
     assert [job.id for job in jobs.page(9, None, False, {"q": "% o'b"})] == [made[3]]
+    assert jobs.page(9, None, False, {"q": "red " * 8 + "nowhere"}) == []  # every word counts
     assert jobs.page(9, None, True, {"status": "failed"}) == [] and len(jobs.page(9, None, True, {"task": "t2va"})) == 4
 
 
@@ -161,6 +167,28 @@ def test_a_full_disk_leaves_the_queue_whole(jobs: Jobs) -> None:
     add(jobs)
     assert jobs.counts()["queued"] == before + 1
     assert jobs._db.execute("PRAGMA integrity_check").fetchone()[0] == "ok"
+
+
+@pytest.mark.parametrize("way", ["asked for", "retention"])
+def test_a_full_disk_is_freed_by_removal(jobs: Jobs, way: str) -> None:
+    """A row that cannot be removed before its files give room is removed after them."""
+    job = add(jobs)
+    jobs.take()
+    jobs.path(job).mkdir(parents=True)
+    (jobs.path(job) / "video.mp4").write_bytes(b"123456")
+    finish(jobs, job)
+    real = jobs._db
+
+    class Full:
+        def execute(self, text: str, *values: object) -> sqlite3.Cursor:
+            if text.startswith("DELETE") and jobs.path(job).exists():
+                raise sqlite3.OperationalError("database or disk is full")
+            return real.execute(text, *values)
+
+    jobs._db = Full()  # type: ignore[assignment]
+    assert jobs.remove(job) if way == "asked for" else expire(jobs, 1.0, 0.0) == [job]
+    jobs._db = real
+    assert jobs.get(job) is None and not jobs.path(job).exists()
 
 
 def test_another_version_is_refused(tmp_path: Path) -> None:

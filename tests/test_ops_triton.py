@@ -189,4 +189,4 @@ def test_without_the_interpreter_a_cpu_is_refused_and_auto_is_plain() -> None:
     done = subprocess.run([sys.executable, "-c", script], env=environment, capture_output=True, text=True, check=True)
     plain, refused = done.stdout.splitlines()
     assert plain == "reference auto: kernels are for CUDA devices"
-    assert refused == "ops 'triton' cannot run here: Triton kernels need a CUDA device, not cpu"
+    assert refused == "ops: triton cannot run here: Triton kernels need a CUDA device, not cpu; use auto"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import shutil
 import subprocess
@@ -18,7 +19,7 @@ from PIL import Image
 from twinreel.errors import RequestError
 from twinreel.media.addresses import files_of
 from twinreel.output import OutputOptions, check_output, check_space, estimate_bytes, latents_path, sidecar_path
-from twinreel.output.report import replacing
+from twinreel.output.placing import replacing
 from twinreel.output.write import Media
 from twinreel.request import Keyframe, Reference, Request
 
@@ -56,6 +57,8 @@ def test_latents_that_are_being_decoded_are_no_obstacle(tmp_path: Path):
     source.write_bytes(b"latents")
     assert check_output(tmp_path / "a.mp4", OutputOptions(), source) == tmp_path / "a.mp4"
     refused("output", "twinreel decode", tmp_path / "a.mkv")
+    other = tmp_path / "other.latents.safetensors"  # a decode leaves all latents but its own
+    assert check_output(tmp_path / "a.mkv", OutputOptions(), other) == tmp_path / "a.mkv"
 
 
 def test_a_folder_of_frames_is_replaced_and_any_other_is_safe(tmp_path: Path):
@@ -103,7 +106,7 @@ def test_what_cannot_be(tmp_path: Path, name: str, options: dict[str, object], f
     assert not list(tmp_path.iterdir())
 
 
-@pytest.mark.parametrize("path", ["", ".", "./", Path(), 5, None, b"a.mp4"])
+@pytest.mark.parametrize("path", ["", ".", "./", Path(), 5, None, b"a.mp4", "-", Path("-")])
 def test_what_is_no_path_of_a_file(path: object):
     refused("output", "output: ", path)
 
@@ -166,7 +169,7 @@ def test_what_a_run_needs_is_never_its_output(
     with pytest.raises(RequestError, match="which this run needs; name another output") as caught:
         check_output(target, OutputOptions(overwrite=True), needed=[Path(needed)])
     assert caught.value.field == "output"
-    check_output("b.mp4", OutputOptions(), needed=[Path(needed)])
+    check_output("b.mp4", OutputOptions(), needed=[Path(needed), Path("x" * 300)])
 
 
 def test_a_request_names_its_files(tmp_path: Path):
@@ -199,6 +202,11 @@ def test_a_request_names_its_files(tmp_path: Path):
         (replace(MEDIA, audio=MEDIA.audio.astype(np.float64)), "a.mp4", "audio"),
         (replace(MEDIA, audio=MEDIA.audio[0]), "a.wav", "audio"),
         (replace(MEDIA, audio=None), "a.mkv", "audio"),
+        (replace(MEDIA, audio=MEDIA.audio[:, :0]), "a.mp4", "audio"),
+        *(
+            (replace(MEDIA, report=report), "a.mp4", "report")
+            for report in (None, [], {"a": np.int64(1)}, {"a": math.nan})
+        ),
     ],
 )
 def test_values_that_are_no_media(tmp_path: Path, media: Media, name: str, field: str):

@@ -234,6 +234,7 @@ def test_errors_stand_at_their_fields(window: Window, site: Running, tmp_path: P
         ("#steps", "1", "steps", "2"),
         ("#variants", "99", "variants", "from 1 to 8"),
         ("#seed", "x", "seed", "whole number"),
+        ("#seed", str(2**63), "seed", "from 0 to 9223372036854775807"),
     ):
         old = window.one(css).get_attribute("value")
         window.type(css, value)
@@ -319,6 +320,7 @@ def test_readable_everywhere(window: Window, site: Running, runner: PageRunner, 
         look_over(window)
         window.prefer(prefers_reduced_motion="reduce")
         window.type("#length", "1")
+        window.type("#seed", str(2**63 - 1))
         window.made(site)
         until(lambda: window.all("#viewer canvas.preview"))  # a still one
         assert window.js("return document.getAnimations().length") == 0

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import itertools
 import json
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable
+from contextlib import nullcontext
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +31,8 @@ from twinreel.planner import in_words, plan_request, verdict
 from twinreel.presentation import present
 from twinreel.request import Keyframe, Reference, Request
 from twinreel.sources import Clip, Picture, Sound
-from twinreel.weights import locate, read_spec
+from twinreel.weights import locate, read_spec, verify
+from twinreel.weights.fingerprint import fingerprint
 from twinreel.weights.stored import StoredWeights
 from twinreel.weights.tokenizer import load_tokenizer
 
@@ -103,6 +108,45 @@ def test_the_door_is_the_engines(tiny_all: Path, tmp_path: Path) -> None:
         plan_request(REQUESTS[0], EngineConfig(model=str(tmp_path)))
 
 
+PROFILE = {
+    "schema": "twinreel-profile/1", "steps": 6, "shifts": [13.0, 10.0], "task": "t2va", "size": [96, 96, 22],
+    "ratios": {"steps": [2, 3, 4], "video": [0.1, 0.1, -1], "audio": [0.1, 0.1, 0.1]},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({}, None),
+        (None, "cannot be read"),
+        ({"steps": 7}, "was made for steps 7"),
+        ({"task": "x" * 5000}, "was made for task 'xxx"),
+        ({"weights": "other"}, "was made for weights 'other'"),
+        ({"schema": "x"}, "holds no profile"),
+        ({"ratios": None}, "is damaged"),
+        ({"ratios": {"steps": [1], "video": [], "audio": [0.1]}}, "is damaged"),
+        ({"ratios": {"steps": [1], "video": ["x"], "audio": [0.1]}}, "is damaged"),
+    ],
+)
+def test_plan_and_run_refuse_one_profile_in_one_way(
+    change: dict[str, Any] | None, words: str | None, tiny_all: Path, tmp_path: Path
+) -> None:
+    config, path = EngineConfig(model=str(tiny_all), device="cpu"), tmp_path / "profile.json"
+    asked = Request("A cat.", steps=6, duration=0.9, policy=f"adaptive:profile={path}")
+    facts = plan_request(replace(asked, policy="every-step"), config)["plan"]
+    checkpoint = locate(tiny_all)
+    own = {"shifts": facts["shifts"], "size": [*facts["canvas"], facts["frames"]]}
+    own["weights"] = fingerprint(checkpoint.component("dit", facts["partition"]))
+    if change is not None:
+        path.write_text(json.dumps(PROFILE | own | change))
+    said = []
+    for run in (lambda: plan_request(asked, config), lambda: Engine(config).generate(asked)):
+        with pytest.raises(RequestError, match="^policy") if words else nullcontext() as caught:
+            run()
+        said.append(str(caught.value) if words else "")
+    assert said[0] == said[1] and (words or "") in said[0]
+
+
 def test_verdict() -> None:
     stages = {"encode": {"device": 50, "host": 10}, "decode": {"device": 20, "host": 30}}
     roomy, full = Memory(1000, 500), Memory(1000, 54)
@@ -145,7 +189,8 @@ def test_the_released_sizes_are_planned_without_torch(release: Path) -> None:
 import sys
 from twinreel import cli
 code = cli.main(["plan", "A cat <d>meows</d>.", "--duration", "15", "--device", "cpu", *{flags!r}])
-assert code == 0 and "torch" not in sys.modules, code
+refused = cli.main(["plan", "A cat.", "--policy", "adaptive:profile=none.json", "--device", "cpu", *{flags!r}])
+assert code == 0 and refused == 2 and "torch" not in sys.modules, code
 """
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
@@ -182,6 +227,35 @@ def test_plan_and_engine_refuse_the_same_choices_in_the_same_words(choice: dict[
     told = refusal(lambda: plan_request(REQUESTS[0], config))
     assert told == refusal(lambda: Engine(config).close())
     assert told is None or told.startswith("ConfigError: ") and len(told) < 300
+
+
+BAD = {
+    "--policy": "reuse:threshold=nan",
+    "--duration": "0.01",
+    "--device": "cuda:999",
+    "--ops": "x",
+    "--precision": "x",
+}
+
+
+@pytest.mark.parametrize("pair", list(itertools.combinations(BAD, 2)), ids="".join)
+def test_plan_and_generate_refuse_the_same_of_two_faults(
+    pair: tuple[str, str], tiny_all: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ["a ball", "--model", str(tiny_all), *(word for name in pair for word in (name, BAD[name]))]
+    told = []
+    for command in (["plan"], ["generate", "-o", str(tmp_path / "a.npz")]):
+        code = cli.main([*command, *words])
+        told.append((code, capsys.readouterr().err.splitlines()[-3:]))
+    assert told[0] == told[1] and told[0][0] in (2, 3)
+
+
+def test_what_was_taken_by_default_is_noted(tiny_all: Path, tmp_path: Path) -> None:
+    model = shutil.copytree(tiny_all, tmp_path / "model")
+    shutil.rmtree(model / "processor")
+    config = EngineConfig(model=str(model), device="cpu")
+    (note,) = (note for note in plan_request(REQUESTS[0], config)["notes"] if "no processor/" in note)
+    assert note in Engine(config).describe()["notes"] and note in verify(model)["notes"]
 
 
 def test_several_ranks_are_planned_as_one_and_said_to_be(tiny_all: Path) -> None:

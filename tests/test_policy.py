@@ -14,10 +14,10 @@ from hypothesis import strategies as st
 from mixture import decibels, make
 from mixture import run as sample
 from tiny import tiny_spec
+from twinreel.calibration import PROFILE_SCHEMA
 from twinreel.errors import RequestError
 from twinreel.noise import Rows
 from twinreel.policies import Setting, make_policy
-from twinreel.policies.adaptive import PROFILE_SCHEMA
 from twinreel.policy import EveryStep, Update
 from twinreel.policy_options import PRESETS, Adaptive, Calibrate, Forecast, Plain, Reuse, format_policy, parse_policy
 from twinreel.request import Request, check_request

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import shlex
 import shutil
 from dataclasses import replace
 from pathlib import Path
@@ -127,6 +129,10 @@ def test_what_is_not_written(tiny_original: Path, tiny_narrow: Path, tmp_path: P
         quantize(tiny_original, tmp_path, 0, print)
     with pytest.raises(RequestError, match="make it first"):
         quantize(tiny_original, tmp_path / "a" / "b", 0, print)
+    (tmp_path / "nowhere").symlink_to("none")
+    with pytest.raises(RequestError, match="exists; name a new folder"):
+        quantize(tiny_original, tmp_path / "nowhere", 0, print)
+    (tmp_path / "nowhere").unlink()
     bad = tmp_path / "bad"
     shutil.copytree(tiny_original, bad)
 
@@ -137,3 +143,33 @@ def test_what_is_not_written(tiny_original: Path, tiny_narrow: Path, tmp_path: P
     with pytest.raises(CheckpointError, match="holds values that are not finite"):
         quantize(bad, tmp_path / "made", 0, print)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["bad"], "whole or not at all"
+
+
+def test_shared_files_are_copies_that_may_be_edited(tiny_original: Path, tmp_path: Path) -> None:
+    facts = quantize(tiny_original, tmp_path / "it's made", 0, print)
+    theirs = {path.relative_to(tmp_path / "it's made") for path in (tmp_path / "it's made").rglob("*")}
+    assert {path.relative_to(tiny_original) for path in tiny_original.glob("FL2VA/[!t]*/**/*")} <= theirs
+    for path in (tmp_path / "it's made").rglob("*.json"):
+        assert path.stat().st_nlink == 1, path
+    assert shlex.split(facts["use"])[3] == str(tmp_path / "it's made")
+
+
+@pytest.mark.parametrize(
+    ("damage", "words"),
+    [
+        (lambda root: (root / "FL2VA/tokenizer/merges.txt").unlink(), "merges.txt: cannot be read"),
+        (
+            lambda root: (root / "FL2VA/processor/preprocessor_config.json").unlink(),
+            "preprocessor_config.json is needed",
+        ),
+        (lambda root: os.truncate(root / "FL2VA/audio_vae/model.safetensors", 99), "truncated or damaged"),
+        (lambda root: os.mkfifo(root / "FL2VA/text_encoder/notes.txt"), "notes.txt: is no regular file"),
+        (lambda root: (root / "FL2VA/video_vae/more").symlink_to("nowhere"), "more: is a link that leads nowhere"),
+    ],
+)
+def test_a_source_that_is_not_whole(tiny_original: Path, tmp_path: Path, damage: Any, words: str) -> None:
+    source = shutil.copytree(tiny_original, tmp_path / "source")
+    damage(source)
+    with pytest.raises(CheckpointError, match=words):
+        quantize(source, tmp_path / "made", 0, print)
+    assert [path.name for path in tmp_path.iterdir()] == ["source"]

@@ -9,11 +9,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from twinreel.output.placing import replacing
 from twinreel.output.report import (
     FrameHasher,
     hash_frames,
     hash_waveform,
-    replacing,
     sidecar_path,
     versions,
     write_report,

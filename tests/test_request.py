@@ -5,8 +5,10 @@ from __future__ import annotations
 import json
 import re
 from dataclasses import fields
+from fractions import Fraction
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -302,6 +304,27 @@ def test_places_among_conditions_of_both_roles(name: str, roles: Any, place: str
 def test_unknown_fields_are_pointed_at_the_nearest() -> None:
     with pytest.raises(RequestError, match="did you mean num_inference_steps"):
         request_from_json({"prompt": "a", "num_inference_step": 3})
+
+
+def test_numbers_and_paths_of_other_libraries_are_pythons_own() -> None:
+    clip = Reference("video", "x", np.float32(1.5), np.int64(3))
+    made = Request("a", references=(clip,), duration=np.float32(4), steps=np.int16(5), seed=np.int64(3),
+                   size=(np.int32(1344), np.int64(768)), shifts=[np.float64(12), Fraction(3)])  # type: ignore[arg-type]  # fmt: skip
+    check_request(made, SPEC)
+    assert request_to_json(made) == request_to_json(
+        Request(
+            "a",
+            references=(Reference("video", "x", 1.5, 3),),
+            duration=4.0,
+            steps=5,
+            seed=3,
+            size=(1344, 768),
+            shifts=(12.0, 3.0),
+        )  # fmt: skip
+    )
+    json.dumps(request_to_json(made))
+    refused(Request("a", seed=np.float64(3)), "seed")  # type: ignore[arg-type]
+    refused(Request("a", seed=np.bool_(True)), "seed")  # type: ignore[arg-type]
 
 
 LISTS = st.lists(st.integers(), max_size=3)

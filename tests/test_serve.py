@@ -348,7 +348,7 @@ def test_health_metrics_and_unknown_paths(site: Running) -> None:
     status, answer, headers = call(f"{site.url}/v1/nothing")
     assert (status, answer["error"]["type"]) == (404, "not_found") and "access-control-allow-origin" not in headers
     status, _, headers = call(f"{site.url}/v1/videos", method="PUT")
-    assert (status, headers["allow"]) == (405, "GET, POST")
+    assert (status, headers["allow"]) == (405, "GET, HEAD, POST")
     assert call(f"{site.url}/../../etc/passwd")[0] == 404
     assert call(f"{site.url}/style.css", headers={"Range": "x"})[1]["error"]["type"] == "range_error"
 

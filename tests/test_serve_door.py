@@ -16,7 +16,7 @@ from twinreel.serve import door
     [
         ({"gpus": 5}, "must divide the 2 heads"),
         ({"device": "cuda:77"}, "CUDA devices"),
-        ({"ops": "nothing"}, "unknown ops"),
+        ({"ops": "nothing"}, "ops: got 'nothing'"),
         ({"vae_encode": "tf32", "device": "cpu"}, "needs a CUDA device"),
     ],
 )

@@ -21,7 +21,7 @@ def test_keys(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="api-key-file"):
         check_options(ServeOptions(host="0.0.0.0"))
     (tmp_path / "short").write_text("abc\n")
-    with pytest.raises(ConfigError, match="16"):
+    with pytest.raises(ConfigError, match="16 or more .*; make one with: python -c .*token_urlsafe"):
         check_options(ServeOptions(api_key_file=tmp_path / "short"))
     with pytest.raises(ConfigError, match="cannot read"):
         check_options(ServeOptions(api_key_file=tmp_path / "none"))

@@ -130,3 +130,72 @@ def test_too_large_is_said_before_the_end(site: Running, monkeypatch: pytest.Mon
         assert caught.value.code == 413
     finally:
         object.__setattr__(site.service.limits, "bytes", 512 << 20)
+
+
+def part(head: bytes, data: bytes = b"p", mark: bytes = b"5f2b1c") -> bytes:
+    return b"--" + mark + b"\r\nContent-Disposition: form-data; " + head + b"\r\n\r\n" + data + b"\r\n"
+
+
+PROMPT = part(b'name="prompt"') + part(b'name="seconds"', b"1")
+END = b"--5f2b1c--\r\n"
+FILE = 'name="first_frame"; filename="海.png"'
+
+
+@pytest.mark.parametrize(
+    ("body", "mark", "status", "field"),
+    [
+        (PROMPT + part(FILE.encode(), png()) + END, "5f2b1c", 201, None),
+        (PROMPT + part(b'name="first_frame"; filename="\xff\xfe.png"', png()) + END, "5f2b1c", 201, None),
+        (PROMPT + part(b"name=\"first_frame\"; filename=x; filename*=UTF-8''%E6%B5%B7", png()) + END, "5f2b1c", 201, None),
+        (PROMPT + part("name=\"海\"".encode()) + END, "5f2b1c", 422, "海"),
+        (PROMPT + part(b'name="\xff"') + END, "5f2b1c", 422, "body"),
+        (PROMPT + part(b'name=""') + END, "5f2b1c", 422, "body"),
+        (PROMPT + END, "x" * 5000, 422, "body"),
+        (PROMPT + END, "x" * 71, 422, "body"),
+        (PROMPT + END, '""', 422, "body"),
+        (PROMPT + END, "5f2b1c; charset=latin-1", 201, None),
+        (PROMPT.replace(b"5f2b1c", b"x" * 70) + b"--" + b"x" * 70 + b"--\r\n", "x" * 70, 201, None),
+        (PROMPT + part(b'name="seed"\r\nContent-Transfer-Encoding: base64', b"NQ==") + END, "5f2b1c", 422, "seed"),
+        (PROMPT + part(b'name="seed"\r\nContent-Transfer-Encoding: 8BIT', b"5") + END, "5f2b1c", 201, None),
+        (PROMPT + part(b'name="seed"\r\nContent-Type: text/plain; charset=utf-16', b"5") + END, "5f2b1c", 422, "seed"),
+        (PROMPT + part(b'name="seed"\r\nContent-Type: text/plain; charset="UTF-8"', b"5") + END, "5f2b1c", 201, None),
+        (PROMPT + part(FILE.encode(), png()) * 2 + END, "5f2b1c", 422, "first_frame"),
+        (PROMPT + part(FILE.encode().replace(b"first", b"last"), png()) * 2 + END, "5f2b1c", 422, "last_frame"),
+        (PROMPT + part(b'name="seed"', b"9" * 6000) + END, "5f2b1c", 422, "seed"),
+        (PROMPT + END + b"-" * 3_000_000, "5f2b1c", 413, None),  # of two million
+        (b"-" * 3_000_000 + PROMPT + END, "5f2b1c", 413, None),
+    ],
+)  # fmt: skip
+def test_forms_as_strange_as_they_come(site: Running, body: bytes, mark: str, status: int, field: str | None) -> None:
+    object.__setattr__(site.service.limits, "bytes", 1_000_000)
+    try:
+        got, answer = post(site, body, Content_Type=f"multipart/form-data; boundary={mark}")
+    finally:
+        object.__setattr__(site.service.limits, "bytes", 512 << 20)
+    assert got == status, answer
+    assert status == 201 or answer["error"]["field"] == field and answer["error"]["message"]
+
+
+@pytest.mark.parametrize(
+    ("headers", "status"),
+    [
+        ({"Content_Encoding": "gzip"}, 415),
+        ({"Content_Encoding": "identity"}, 201),
+        ({"Content_Type": "application/json; charset=utf-16"}, 415),
+        ({"Content_Type": "application/json; charset=latin-1"}, 415),
+        ({"Content_Type": 'application/json; charset="UTF-8"'}, 201),
+    ],
+)
+def test_bodies_that_are_not_what_their_bytes_say(site: Running, headers: dict[str, str], status: int) -> None:
+    asked = {"Content_Type": "application/json"} | headers
+    got, answer = post(site, json.dumps({"prompt": "p", **SHORT}).encode(), **asked)
+    assert got == status, answer
+
+
+def test_json_that_says_a_frame_twice_or_too_long_a_number(site: Running) -> None:
+    picture = "data:image/png;base64," + base64.b64encode(png()).decode()
+    refused(site, {"prompt": "p", "first_frame": picture, "input_reference": picture}, "input_reference")
+    item = {"type": "image", "uri": picture, "role": "keyframe", "frame_index": -1}
+    refused(site, {"prompt": "p", "conditions": [item], "last_frame": picture}, "last_frame")
+    status, answer = post(site, b'{"prompt": "p", "seed": ' + b"9" * 6000 + b"}", Content_Type="application/json")
+    assert status == 422 and "6,000 digits" in answer["error"]["message"] and "sys" not in answer["error"]["message"]

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
+from twinreel.calibration import read_profile
 from twinreel.errors import ConfigError, RequestError
 from twinreel.flags import RequestFlags
-from twinreel.policies.adaptive import read_profile
 from twinreel.serve.options import first_line
 from twinreel.small_files import read_small, read_small_json, why
 from twinreel.tools.compare import compare

@@ -54,6 +54,13 @@ def test_a_run_that_had_nothing_left_to_stop_says_so(capsys):
     assert len(told) == 2 and "stopping at the next step" in told[0] and told[1].endswith("is finished")
 
 
+def test_a_signal_after_everything_is_done_changes_nothing():
+    script = "import os, signal, sys, twinreel.__main__ as it; sys.argv[1:] = ['--version']; code = it.main()\n"
+    script += "[os.kill(os.getpid(), number) for number in (signal.SIGTERM, signal.SIGINT)]; sys.exit(code)"
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (0, "") and done.stdout.startswith("twinreel ")
+
+
 def test_ctrl_c_while_the_command_is_being_loaded_is_no_traceback():
     script = "import sys, os, signal, runpy\n"
     script += "class Late:\n    def find_spec(self, name, *more):\n"

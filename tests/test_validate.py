@@ -12,10 +12,11 @@ from xml.etree import ElementTree
 import numpy as np
 import pytest
 
-from twinreel import EngineConfig
+from twinreel import EngineConfig, cli
 from twinreel.errors import ConfigError, RequestError, TwinreelError
 from twinreel.output.report import hash_frames, hash_waveform
 from twinreel.tools import pareto
+from twinreel.tools.compare import compare_media
 from twinreel.tools.frozen import bell, clip, frozen_requests, hum, more_seeds, picture, short
 from twinreel.tools.setups import Setup, parse_setup
 from twinreel.tools.validate import read_requests, table, validate
@@ -182,7 +183,7 @@ def test_against_the_public_implementation(tiny_diffusers: Path, tiny_original: 
         ({"steps": -3}, {}, "steps"),
         ({"policy": "reuse"}, {"bounds": "loose"}, "bounds: got 'loose'"),
         ({"engine": {"gpus": 3}}, {}, "gpus: got 3; it must divide"),
-        ({"engine": {"ops": "x"}}, {}, "unknown ops 'x'"),
+        ({"engine": {"ops": "x"}}, {}, "ops: got 'x'"),
         ({"engine": {"model": "/nowhere"}}, {}, "/nowhere: no such folder"),
     ],
 )
@@ -194,6 +195,71 @@ def test_what_a_later_run_would_refuse_is_refused_before_the_first(
     changed = {name: value for name, value in test.items() if name != "engine"}
     with pytest.raises(TwinreelError, match=words):
         validate(base, replace(base, engine=engine, **changed), FEW, **more)
+
+
+BODY = {"prompt": "The sea.", "target": {"duration_seconds": 0.9}}
+
+
+def medium(role: str, uri: str) -> dict[str, Any]:
+    rest = {"role": role} | ({"frame_index": 0} if role == "keyframe" else {})
+    return BODY | {"conditions": [{"type": "image", "uri": uri} | rest]}
+
+
+@pytest.mark.parametrize(
+    ("body", "setup", "words"),
+    [
+        (medium("reference", "none.png"), "", r"^requests\[1\]\.conditions\[0\]\.uri: no file at"),
+        (medium("keyframe", "text.png"), "", r"^requests\[1\]\.conditions\[0\]\.uri: "),
+        (BODY | {"seed": "x"}, "", r"^requests\[1\]\.seed: "),
+        (BODY | {"sed": 1}, "", r"^requests\[1\]\.sed: is not a field; did you mean seed"),
+        (BODY | {"num_inference_steps": 1}, "", r"^requests\[1\]\.num_inference_steps: "),
+        (3, "", r"^requests\[1\]\.request: got int"),
+        (BODY, "steps=1", r"^steps: "),
+        (BODY, "policy=adaptive:profile=none.json", r"^policy: profile 'none.json' cannot be read"),
+    ],
+)
+def test_the_request_of_a_list_is_named_before_the_first_run(
+    base: Setup, body: Any, setup: str, words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("twinreel.tools.validate.Runs", None)  # nothing is run
+    Path("text.png").write_text("text")
+    Path("mine.json").write_text(json.dumps([BODY, body]))
+    with pytest.raises(RequestError, match=words):
+        validate(base, parse_setup(setup or "steps=3", base), read_requests("mine.json"))
+
+
+@pytest.mark.parametrize(
+    "name", ["mine.json", "picture.png", "picture.json", "weights/config.json", "set.toml", "old.json"]
+)
+def test_no_target_takes_the_place_of_what_the_runs_read(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("twinreel.tools.commands.validate", None)
+    Path("weights").mkdir()
+    for path in ("picture.png", "weights/config.json", "old.json"):
+        Path(path).write_text("old")
+    Path("mine.json").write_text(json.dumps([medium("reference", "picture.png")]))
+    Path("set.toml").write_text("steps = 3")
+    words = ["validate", "--base", "model=weights", "--test", "set.toml", "--requests", "mine.json", "-o", name]
+    assert cli.main([*words, *(["--overwrite"] if name != "old.json" else [])]) == 2
+    said = "old.json exists" if name == "old.json" else "would take the place of"
+    assert said in capsys.readouterr().err
+
+
+def test_a_sound_that_is_not_finite_is_apart_and_does_not_end_the_rest() -> None:
+    sound = np.zeros((2, 3200), np.float32)
+    broken = sound.copy()
+    broken[0, 0] = np.nan
+    frames = np.zeros((1, 16, 16, 3), np.uint8)
+    media = {"exact": (sound, sound), "same": (broken, broken), "signed": (sound, -sound), "broken": (sound, broken)}
+    rows = {name: compare_media((frames, a), (frames, b)) for name, (a, b) in media.items()}
+    assert [row["identical"] for row in rows.values()] == [True, True, False, False]
+    for bounds in BOUNDS:
+        assert verdict(summarise([rows["exact"], rows["same"]]), bounds) == "exact"
+        assert verdict(summarise(list(rows.values())), bounds) == "apart"
+    assert verdict(summarise([rows["signed"]]), "strict") == "close"
 
 
 def test_more_seeds_have_a_limit() -> None:

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from twinreel import cli
 from twinreel.errors import CheckpointError, RequestError
 from twinreel.weights import verify
 
@@ -64,9 +67,10 @@ def test_manifest(model: Path) -> None:
     (model / "FL2VA" / "tokenizer" / "extra.json").write_text("{}")
     with pytest.raises(CheckpointError, match=f"extra.json: not in {MANIFEST}"):
         verify(model)
+    (model / MANIFEST).unlink()
+    verify(model, write_manifest=True)
     (model / "FL2VA" / "tokenizer" / "extra.json").unlink()
-    (model / "FL2VA" / "processor" / "video_preprocessor_config.json").unlink()
-    with pytest.raises(CheckpointError, match="video_preprocessor_config.json: in .* not among the files read"):
+    with pytest.raises(CheckpointError, match="extra.json: in .* not among the files read"):
         verify(model)
 
 
@@ -141,6 +145,27 @@ def test_a_manifest_that_is_none(model: Path, text: str) -> None:
         verify(model)
 
 
+@pytest.mark.parametrize("at", ["beforehand", "in the end"])
+def test_a_manifest_that_cannot_be_written(
+    model: Path, at: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write, before = Path.write_text, sorted(model.rglob("*"))
+
+    def full(path: Path, text: str, **kwargs: Any) -> int:
+        if MANIFEST in path.name and (at == "beforehand" or text):
+            raise OSError(28, "No space left on device")
+        return write(path, text, **kwargs)
+
+    monkeypatch.setattr(Path, "write_text", full)
+    assert cli.main(["verify", str(model), "--write-manifest"]) == (2 if at == "beforehand" else 1)
+    out, err = capsys.readouterr()
+    if at == "beforehand":
+        assert not out and "cannot be written (No space left on device)" in err
+    else:
+        assert "not written (No space left on device)" in out and "all values" in out
+    assert sorted(model.rglob("*")) == before
+
+
 def test_every_problem_is_collected_and_no_manifest_made(model: Path) -> None:
     change_tensor(model / "FL2VA/audio_vae/model.safetensors", "mean_proj.bias", lambda value: value[:-1].clone())
     index = model / "FL2VA/transformer/model.safetensors.index.json"
@@ -163,3 +188,32 @@ def test_components_outside_of_the_root(model: Path, tiny_diffusers: Path) -> No
     facts = verify(model, write_manifest=True, components={"video_vae": tiny_diffusers / "vae"})
     assert facts["layout"] == "mixed"
     assert any(name.endswith("vae/config.json") for name in facts["not in the manifest"])
+
+
+KINDS = (
+    *("FL2VA/model_index.json", "FL2VA/transformer/config.json", "FL2VA/transformer/model.safetensors.index.json"),
+    *("FL2VA/transformer/model-00001-of-00003.safetensors", "FL2VA/text_encoder/config.json"),
+    *("FL2VA/tokenizer/vocab.json", "FL2VA/tokenizer/merges.txt", "FL2VA/tokenizer/tokenizer_config.json"),
+    *("FL2VA/tokenizer/tokenizer.model", "FL2VA/tokenizer/chat_template.jinja", "FL2VA/tokenizer/tokenizer.json"),
+    *("FL2VA/processor/preprocessor_config.json", "FL2VA/processor/video_preprocessor_config.json"),
+    *("FL2VA/video_vae/source/config.json", "FL2VA/video_vae/source/model.safetensors"),
+    *("FL2VA/audio_vae/metadata.json", "FL2VA/audio_vae/config.yaml", "FL2VA/audio_vae/model.safetensors"),
+    *("Ref2VA/model_index.json", "Ref2VA/transformer/config.json", MANIFEST),
+)
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_what_is_no_regular_file_is_named(model: Path, name: str) -> None:
+    """Nobody waits for a pipe, and nothing takes its place."""
+    (model / name).unlink(missing_ok=True)
+    os.mkfifo(model / name)
+    with pytest.raises(CheckpointError, match=f"{name}: is no regular file"):
+        verify(model)
+
+
+def test_a_terminal_hears_no_tensor_name(model: Path) -> None:
+    file, bad = model / "FL2VA/audio_vae/model.safetensors", "\x1b[31mred\nline"
+    save_file(load_file(file) | {bad: torch.ones(1)}, file)
+    with pytest.raises(CheckpointError, match=r"'\\x1b\[31mred\\nline' is no name of a tensor") as caught:
+        verify(model)
+    assert "\x1b" not in str(caught.value)

@@ -92,8 +92,8 @@ def test_hooks_are_called(tiny_original: Path) -> None:
 
 def test_each_shard_is_opened_once(tiny_original: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     opened: list[str] = []
-    plain = stream.open_shard
-    monkeypatch.setattr(stream, "open_shard", lambda path: opened.append(path.name) or plain(path))
+    plain = stream.opened
+    monkeypatch.setattr(stream, "opened", lambda path, **how: opened.append(path.name) or plain(path, **how))
     load(locate(tiny_original), "dit:fl2va")
     assert len(opened) == len(set(opened)) == 3
 

@@ -1,5 +1,5 @@
-"""The command line: `generate`, `decode`, `plan`, `verify`, `doctor`, `compare`, `validate`, `quantize`, `serve`,
-`completion`.
+"""The command line: `generate`, `decode`, `plan`, `verify`, `doctor`, `compare`, `validate`, `quantize`, `bench`,
+`serve`, `completion`.
 
 Exit codes: 0, 2 for the person's request (bad flags included), 3 for the operator's configuration, 4 for the weights,
 5 when a file was written whose picture or sound is at fault, 130 and 143 after Ctrl-C and SIGTERM, 1 for the rest.
@@ -9,6 +9,7 @@ for a stdout or stderr that takes nothing.
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import signal
@@ -16,7 +17,7 @@ import sys
 import time
 import traceback
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, closing, contextmanager
+from contextlib import ExitStack, closing, contextmanager, redirect_stderr
 from typing import TYPE_CHECKING, Any
 
 from .complaint import Complaint, explain
@@ -46,7 +47,7 @@ def main(words: Sequence[str] | None = None) -> int:
 
     wait_asleep()
     with Outlets() as outlets:
-        with stoppable():
+        with stoppable(last=words is None):
             code = answer(list(sys.argv[1:] if words is None else words))
         return outlets.settle(code)
 
@@ -61,22 +62,30 @@ def answer(words: Sequence[str]) -> int:
             return 0
         return run(understand(words), words)
     except SystemExit as end:  # after help, or a flag that is none
-        code = end.code if isinstance(end.code, int) else int(end.code is not None)
-        if code == 2 and "--json" in words:
-            put({"ok": False, "error": "Usage", "field": None, "message": "see stderr", "exit": code})
-        return code
+        if isinstance(end.code, Complaint):
+            return say("Usage", end, RequestError.exit_code, end.code, "--json" in words)
+        return end.code if isinstance(end.code, int) else int(end.code is not None)
     except KeyboardInterrupt as error:  # before the words were understood, or while an error was being explained
         return interrupted(error, "--json" in words)
 
 
 def understand(words: Sequence[str]) -> Any:
-    """The command that `words` are, as a dataclass of flags. SystemExit: 0 after help, 2 after a bad flag."""
-    from .flags import Completion, parse
+    """The command that `words` are, as a dataclass of flags. SystemExit: 0 after help, the Complaint for a bad flag."""
+    from .flag_errors import complaint_of
+    from .flags import Completion, ReportFlags, parse
     from .serve.flags import COMMANDS as SERVE
-    from .tool_flags import COMMANDS
+    from .tool_flags import COMMANDS, Bench
 
+    if words and words[0] == "bench":  # it has flags of its own, because it runs where tyro is not installed
+        own = [word for word in words[1:] if word != "--traceback"]
+        return Bench(tuple(own), ReportFlags("--json" in own, traceback=len(own) < len(words) - 1))
     more = (*COMMANDS, *SERVE)
-    command = parse(words, more)
+    told = io.StringIO()
+    try:
+        with redirect_stderr(told):
+            command = parse(words, more)
+    except SystemExit as end:
+        raise SystemExit(complaint_of(told.getvalue(), words) if end.code == 2 else end.code) from None
     if isinstance(command, Completion):
         return parse(["--tyro-print-completion", command.shell], more)  # prints it and leaves with 0
     return command
@@ -101,7 +110,7 @@ def perform(command: Any) -> int:
     """What each command does; the exit code. Raises whatever went wrong."""
     from .flags import Decode, Doctor, Generate, Plan
     from .serve.flags import Serve
-    from .tool_flags import Compare, Quantize, Validate
+    from .tool_flags import Bench, Compare, Quantize, Validate
 
     if isinstance(command, Generate):
         return generate(command)
@@ -111,6 +120,10 @@ def perform(command: Any) -> int:
         return plan(command)
     if isinstance(command, Compare | Validate | Quantize):
         return run_tool(command)
+    if isinstance(command, Bench):
+        from .tools import bench
+
+        return bench.perform(command.words)
     if isinstance(command, Serve):
         from .serve.commands import serve
 
@@ -179,9 +192,10 @@ def generate(command: Generate) -> int:
     follow = trace if command.trace is None or leads() else pass_by
     with running(command.engine, command.report) as (engine, watch):
         report = engine.render(request, command.output, output, watch, follow)
+    code = tell(report, command.report)  # before the manifest, whose fault would hide it
     if trace is not None:
         trace.finish(report)
-    return tell(report, command.report)
+    return code
 
 
 def generate_there(command: Generate) -> int:
@@ -335,23 +349,28 @@ def verify(command: Verify) -> int:
     from .weights import verify as check
 
     result = check(command.path, write_manifest=command.write_manifest)
+    code = int(result["manifest"].startswith("not written"))
     if command.report.json:
-        put({"ok": True, **result})
+        put({"ok": not code, **result})
     else:
         show(result)
-    return 0
+    return code
 
 
 def run_tool(command: Compare | Validate | Quantize) -> int:
-    """`twinreel compare`, `validate` and `quantize`: what they found or made (exit code 1 for the verdict `apart`)."""
+    """`twinreel compare`, `validate` and `quantize`: what they found or made (1: `apart`, or a file is not written)."""
     from .tools.commands import RUNS
 
     outcome = RUNS[type(command)](command)
+    code = outcome.code or int(bool(outcome.unwritten))
     if command.report.json:
-        put({"ok": not outcome.code, **outcome.result})
+        put({"ok": not code, **outcome.result, "unwritten": outcome.unwritten})
     else:
         print(outcome.text)
-    return outcome.code
+    for lost in outcome.unwritten:
+        kept = "what was found is on stdout; keep it from there"
+        print(Complaint(f"{lost['path']} was not written", lost["why"], kept), file=sys.stderr)
+    return code
 
 
 def doctor(command: Doctor) -> int:

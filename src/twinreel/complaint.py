@@ -25,7 +25,12 @@ class Complaint:
 
     def __str__(self) -> str:
         lines = [f"twinreel: {self.what}", self.why, self.remedy, *self.kept]
-        return "\n  ".join("\n    ".join(line.splitlines()) for line in lines)
+        return "\n  ".join("\n    ".join(map(_printable, line.splitlines())) for line in lines)
+
+
+def _printable(line: str) -> str:
+    """What a terminal would obey, such as an escape in the name of a file, as text."""
+    return "".join(sign if sign.isprintable() else repr(sign)[1:-1] for sign in line)
 
 
 def explain(error: BaseException, names: Mapping[str, str] | None = None, command: str = "generate") -> Complaint:
@@ -66,7 +71,8 @@ def _told(error: TwinreelError, names: Mapping[str, str], command: str) -> Compl
         if subject := _SUBJECT.match(text):
             what, text = f"{what}: {subject[1]}", text[subject.end() :]
     elif isinstance(error, CheckpointError):
-        what, usual = "the weights cannot be used", "see what twinreel verify says of the folder, or download it again"
+        look = "" if command == "verify" else "see what twinreel verify says of the folder, or "
+        what, usual = "the weights cannot be used", f"{look}download what it names again"
     else:
         what, usual = "the server did not do it", "check its address and its log"
     why, remedy = _split(text)
@@ -88,6 +94,9 @@ def _foreign(error: BaseException) -> Complaint:
     if isinstance(error, OSError):
         remedy = "check that it is there, that you may use it, and that its disk has room"
         return Complaint("a file could not be written or read", text, remedy)
+    if name == "RankLost":
+        remedy = "run it again; if it happens again, look in the system's log for what stops that process"
+        return Complaint("a process of the run was lost", text, remedy)
     if isinstance(error, FloatingPointError):
         return Complaint("the model made values that are not finite", *_split(text))
     return Complaint(f"unexpected {name}", text, "run it again with --traceback to see where")

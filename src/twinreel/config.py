@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from .errors import ConfigError
+from .plain import make_plain, plain
 from .precision import Fp8, parse_precision
 
 if TYPE_CHECKING:
@@ -108,6 +109,12 @@ class EngineConfig:
     attend: str = "auto"
     conditioner: str = "auto"
     allow_remote: bool = False
+
+    def __post_init__(self) -> None:
+        make_plain(self, "model", "host_memory", "row_chunk", "threads", "gpus", "sp", "tp")
+        if isinstance(self.components, Mapping):
+            folders = {name: plain(folder) for name, folder in self.components.items()}
+            object.__setattr__(self, "components", folders)
 
 
 @dataclass(frozen=True)

@@ -147,7 +147,9 @@ class Engine:
             self._ranks.cancel()
 
     def close(self) -> None:
-        """End the processes of an engine with several ranks; without a call they end with this process."""
+        """End the processes of an engine with several ranks, which without a call end with this process. A closed engine
+        refuses to run, whatever it has: RuntimeError."""
+        self._turn.end()
         if self._ranks is not None:
             self._ranks.close()
 
@@ -159,6 +161,7 @@ class Engine:
         return {
             "model": str(parts.weights.path),
             "layout": parts.weights.layout,
+            "notes": list(parts.weights.notes),
             "tasks": list(parts.spec.tasks),
             "device": _device_name(choices.device),
             "dtypes": {
@@ -241,6 +244,11 @@ class Turn:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._holder: int | None = None
+        self._ended = False
+
+    def end(self) -> None:
+        """Nobody has a turn after this."""
+        self._ended = True
 
     @contextmanager
     def of(self, watch: Watch, boundary: Boundary | None = None) -> Iterator[None]:
@@ -251,6 +259,8 @@ class Turn:
         if self._holder == threading.get_ident():
             raise RuntimeError("this engine is in the middle of a run that called here; start the next one after it")
         with self._lock:
+            if self._ended:
+                raise RuntimeError("this engine is closed; make another")
             self._holder = threading.get_ident()
             try:
                 yield

@@ -19,6 +19,13 @@ class RequestError(TwinreelError):
         self.field = field
         self._parts = field, message
 
+    def under(self, place: str) -> RequestError:
+        """The same of a field inside `place`, such as one request of a list."""
+        made = RequestError(f"{place}.{self.field}", self._parts[1])
+        for note in getattr(self, "__notes__", ()):
+            made.add_note(note)
+        return made
+
     def __reduce__(self) -> tuple[type[RequestError], tuple[str, str], dict[str, object]]:
         """Travels between processes."""
         return type(self), self._parts, self.__dict__

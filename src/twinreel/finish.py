@@ -10,13 +10,15 @@ from dataclasses import dataclass, fields, replace
 from functools import partial
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import Any, BinaryIO
 
 from .beside import beside
 from .config import EngineConfig
 from .decoding import decode
-from .output import OutputOptions, latents_path
+from .errors import RequestError
+from .output import OutputOptions, is_taken, latents_path, sidecar_path
 from .output.latents import Latents, save_latents
+from .output.placing import drop_latents, hold, numbered
 from .output.report import without_private, write_report
 from .output.write import Written, write_media
 from .parts import Parts
@@ -41,7 +43,7 @@ class Ending:
     def command(self, latents: Path) -> str:
         """What a person types to finish it."""
         words = ["twinreel", "decode", str(latents), "-o", str(self.target)]
-        words += ["--model", self.config.model] if self.config.model else []
+        words += ["--model", str(self.config.model)] if self.config.model else []
         for name, path in self.config.components.items():
             words += ["--component", f"{name}={path}"]
         for options in (self.config, self.output):
@@ -57,73 +59,117 @@ class Keeping:
     """The latents lie in a file inside the block; it is removed after success and named in the note of any error.
 
     Beside the target, or where that fails in the folder for temporary files. When neither takes them, `fault` says so:
-    the decode goes on, since it is then the only way not to lose them.
+    the decode goes on, since it is then the only way not to lose them. Where the target or what stands beside it was
+    taken meanwhile, `ending` has the next number of its name that is free, and the latents keep that for it. `left` says
+    why they could not be removed.
     """
 
     def __init__(self, latents: Latents, parts: Parts, stages: Stages, ending: Ending) -> None:
-        self._latents, self._parts, self._stages, self._ending = latents, parts, stages, ending
+        self._latents, self._parts, self._stages = latents, parts, stages
+        self.ending = ending
         self.path: Path | None = ending.source
         self.fault: str | None = None
+        self.left: str | None = None
         self.keep = False
+        self._held: BinaryIO | None = None
 
     def __enter__(self) -> Keeping:
         if self.path is not None:
+            self._held = _in_use(self.path)
             return self
-        beside = latents_path(self._ending.target)
-        for path in (beside, Path(tempfile.gettempdir()) / beside.name):
+        for place, save in ((self.ending.target.parent, self._beside), (Path(tempfile.gettempdir()), self._elsewhere)):
             try:
-                if path is not beside and path.exists():  # of another run, and nobody said that it may go
-                    path = Path(tempfile.mkdtemp(prefix="twinreel-")) / beside.name
-                self._save(path)
+                save()
             except OSError as error:
-                self.fault = f"latents: not kept in {path.parent} ({error.strerror or error})"
+                self.fault = f"latents: not kept in {place} ({error.strerror or error})"
             else:
-                self.path = path
                 break
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
         if error is None:
             if self.path is not None and not self.keep:
-                self.path.unlink(missing_ok=True)
+                try:
+                    self.path.unlink(missing_ok=True)
+                except OSError as refusal:
+                    self.left = f"latents: {self.path} is done with, and stays ({refusal.strerror or refusal})"
         elif self.path is not None:
-            error.add_note(f"the latents are kept in {self.path}; finish with: {self._ending.command(self.path)}")
+            error.add_note(f"the latents are kept in {self.path}; finish with: {self.ending.command(self.path)}")
         elif self.fault:
             error.add_note(self.fault)
+        if self._held is not None:
+            self._held.close()
+
+    def _beside(self) -> None:
+        ending, overwrite = self.ending, self.ending.output.overwrite
+        for target in numbered(ending.target):
+            path = latents_path(target)
+            names = (path,) if overwrite else (path, target, sidecar_path(target))
+            try:
+                if overwrite and target == ending.target:
+                    drop_latents(path)
+                if not any(map(is_taken, names)):
+                    self._save(path)
+                    self.ending = ending if overwrite else replace(ending, target=target)
+                    return
+            except (FileExistsError, BlockingIOError):
+                continue
+
+    def _elsewhere(self) -> None:
+        path = Path(tempfile.gettempdir()) / latents_path(self.ending.target).name
+        try:
+            self._save(path)
+        except FileExistsError:  # of another run, and nobody said that it may go
+            self._save(Path(tempfile.mkdtemp(prefix="twinreel-")) / path.name)
 
     def _save(self, path: Path) -> None:
-        ending, private = self._ending, self._ending.output.private
+        ending, private = self.ending, self.ending.output.private
         report = {**ending.report, "stages": self._stages.records}
         facts = dict(self._latents.facts)
         if private:
             hidden = without_private({"report": report, "facts": facts}, (str(ending.target),))
             report, facts = hidden["report"], hidden["facts"]
         latents = Latents(self._latents.plan, self._latents.video, self._latents.audio, facts)
-        save_latents(path, latents, report, self._parts.spec, private)
+        self._held = save_latents(path, latents, report, self._parts.spec, private)
+        self.path = path
+
+
+def _in_use(latents: Path) -> BinaryIO:
+    """`hold` for the latents that a person names."""
+    try:
+        return hold(latents)
+    except BlockingIOError:
+        raise RequestError("latents", f"another run is finishing {latents}; wait for it, or end it") from None
 
 
 def finish(latents: Latents, parts: Parts, stages: Stages, ending: Ending) -> dict[str, Any]:
     """Keep `latents`, decode them into the file, read it back, write its report, let the latents go.
 
     Returns the report: `faults` lists what is wrong with a file that was written all the same; then the latents stay
-    and `latents` says where. Raises what decoding and writing raise, with a note that names latents and command.
+    and `latents` says where. Its `path` is not the target, and `warnings` say so, where that was taken meanwhile. Raises
+    what decoding and writing raise, with a note that names latents and command.
     """
     target, output = ending.target, ending.output
     with Keeping(latents, parts, stages, ending) as keeping:
-        written = _write(latents, parts, stages, ending)
+        written = _write(latents, parts, stages, keeping.ending)
+        path = written.path
         earlier = ending.report.get("stages", {})
         report = {**ending.report, **latents.facts, "stages": {**earlier, **stages.records}}
-        report |= {**written.facts(output), "path": str(target)}
-        if keeping.fault:
-            report["warnings"] = [*report.get("warnings", ()), keeping.fault]
+        report |= {**written.facts(output), "path": str(path)}
+        moved = f"output: {target} was taken while this was made; it is {path}" if path != target else None
+        _warn(report, keeping.fault, moved)
         if written.faults:
             keeping.keep = True
             report["latents"] = str(keeping.path)
-        if output.private:
-            write_report(target, without_private(report, (str(target), str(keeping.path))))
-        else:
-            write_report(target, report)
+        told = without_private(report, (str(target), str(path), str(keeping.path))) if output.private else report
+        write_report(path, told, overwrite=output.overwrite and path == target)
+    _warn(report, keeping.left)
     return report
+
+
+def _warn(report: dict[str, Any], *warnings: str | None) -> None:
+    if found := [warning for warning in warnings if warning]:
+        report["warnings"] = [*report.get("warnings", ()), *found]
 
 
 def has_picture(target: Path) -> bool:

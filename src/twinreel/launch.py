@@ -12,6 +12,7 @@ import socket
 import subprocess
 import sys
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection, wait
@@ -28,6 +29,7 @@ PATIENCE = 20.0  # seconds a collective of the model may take before its ranks c
 MEETING = 300.0  # seconds for all ranks to be there
 PULSE = 0.3  # seconds between two signs of life of a rank
 SILENCE = 25.0  # seconds without one after which a rank counts as stuck
+HUSH = 3.0  # seconds without one after which it is what the others failed for
 GATHERING = 1.0  # seconds after a failure in which the others may say why
 LEAVING = 5.0  # seconds for a process whose line is gone to be gone too
 # NVLink multicast stays off: nothing here gains by it, and a process that dies with it can take the host's GPUs along
@@ -243,20 +245,38 @@ class Ranks:
             if member.rank not in silent | words.keys() | {failed}:
                 _wait_for(member.process)
         lost = {member.rank: code for member in self._members if (code := member.process.poll()) is not None}
+        deaf = {member.rank: member.heard for member in self._members if member.rank in silent - alive}
         self.close()
         self._waiting = set()
         self._start()
-        if lost:
-            error = RankLost("; ".join(f"rank {rank} ended by {ending(code)}" for rank, code in lost.items()))
-        elif failed is not None:
-            error.add_note(f"on rank {failed} of {self._count}")
-        elif not isinstance(error, RankLost):
-            error = RankLost(f"the line to a rank broke ({error})")
-        if deaf := silent - alive:
-            error.add_note(f"no answer from rank {', '.join(map(str, sorted(deaf)))}")
+        error = self._cause(error, failed, lost, deaf, words)
         for rank, said in words.items():
             error.add_note(f"rank {rank} then: {said.splitlines()[0][:200]}")
-        error.add_note("the ranks are started anew")
+        return error
+
+    def _cause(
+        self, error: BaseException, failed: int | None, lost: Mapping[int, int], deaf: Mapping[int, float],
+        words: dict[int, str],
+    ) -> BaseException:  # fmt: skip
+        """What ended the run: a rank that is gone or stuck before whatever the others raised while they waited for it.
+
+        lost: exit code by rank; deaf: when a rank that gave no sign of life was heard last. `words` gains what it hides.
+        """
+        hushed = {rank: time.monotonic() - heard for rank, heard in deaf.items()}
+        hushed = {rank: seconds for rank, seconds in hushed.items() if seconds > HUSH}
+        if isinstance(error, RankLost) and not lost:
+            return error
+        if lost or hushed:
+            reasons = [f"rank {rank} ended by {ending(code)}" for rank, code in lost.items()]
+            reasons += [f"rank {rank} gave no sign of life for {seconds:.0f} s" for rank, seconds in hushed.items()]
+            if failed is not None and failed not in lost:
+                words[failed] = f"{type(error).__name__}: {error}"
+            return RankLost("; ".join(reasons))
+        if failed is None:
+            return RankLost(f"the line to a rank broke ({error})")
+        error.add_note(f"on rank {failed} of {self._count}")
+        if deaf:
+            error.add_note(f"no answer from rank {', '.join(map(str, sorted(deaf)))}")
         return error
 
     def _abandon(self) -> None:

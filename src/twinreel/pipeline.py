@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from .calibration import identity
 from .conditioning import Wanted
 from .config import set_flags
 from .denoise import VelocityAt, Vote, denoise
@@ -144,18 +145,13 @@ def policy_setting(settled: Settled, part: Shard, parts: Parts) -> Setting:
     """What the step policy of this rank's rows may know; its ballots are agreed on over both axes."""
     plan, sigmas = settled.plan, settled.sigmas
 
-    def identity() -> dict[str, Any]:
-        weights = parts.weights.version(f"dit:{plan.partition}")
-        size = [plan.width, plan.height, plan.frames]
-        return {"steps": plan.steps, "shifts": list(plan.shifts), "task": plan.task, "size": size, "weights": weights}
-
     return Setting(
         sigmas.video.sigmas.tolist(),
         sigmas.audio.sigmas.tolist(),
         part.layout.condition_video,
         part.layout.condition_audio,
         agree=lambda ballot: parts.parallel.tp.vote(parts.parallel.sp.vote(ballot)),
-        identity=identity,
+        identity=lambda: identity(plan, parts.weights.version(f"dit:{plan.partition}")),
     )
 
 

@@ -66,7 +66,8 @@ def _check_fp8(fp8: Fp8, layers: int, stored: int | None) -> None:
     bf16, None for one that is not. Raises ConfigError."""
     if 2 * fp8.blocks >= layers:
         most = (layers - 1) // 2
-        raise ConfigError(f"precision: fp8: blocks={fp8.blocks} leaves none of {layers} in fp8; use 0 to {most}")
+        allowed = f"blocks=0 to blocks={most}" if most else "blocks=0"
+        raise ConfigError(f"precision: fp8: blocks={fp8.blocks} leaves none of {layers} blocks in fp8; use {allowed}")
     if stored is not None and fp8.blocks > stored:
         raise ConfigError(
             f"precision: fp8: blocks={fp8.blocks}, but these weights are quantized but for {stored} blocks at either "

@@ -14,6 +14,7 @@ from typing import Any
 from . import limits
 from .errors import RequestError
 from .limits import check_choice, check_number, check_ratio, check_text, shown
+from .plain import make_plain
 from .policy_options import PolicyOptions, parse_policy
 from .spec import Spec
 
@@ -40,6 +41,9 @@ class Keyframe:
     index: int = 0
     fit: str = "auto"
 
+    def __post_init__(self) -> None:
+        make_plain(self, "index")
+
 
 @dataclass(frozen=True)
 class Reference:
@@ -54,6 +58,9 @@ class Reference:
     source: Any
     start: float | None = None
     end: float | None = None
+
+    def __post_init__(self) -> None:
+        make_plain(self, "start", "end")
 
 
 @dataclass(frozen=True)
@@ -91,10 +98,11 @@ class Request:
     policy: str | PolicyOptions = "every-step"
 
     def __post_init__(self) -> None:
-        for name in ("keyframes", "references", "size", "shifts"):
+        for name in ("keyframes", "references"):
             value = getattr(self, name)
             if isinstance(value, list):
                 object.__setattr__(self, name, tuple(value))
+        make_plain(self, "duration", "size", "short_edge", "steps", "seed", "shifts")
 
     @property
     def resolved_task(self) -> str:

@@ -20,6 +20,7 @@ TOP = (
 TARGET = ("short_edge", "aspect_ratio", "duration_seconds", "width", "height")
 KEYFRAME = ("type", "uri", "role", "frame_index", "fit")
 REFERENCE = ("type", "uri", "role", "start_time_seconds", "end_time_seconds")
+DIGITS = 100  # of a whole number; Python converts no more than some thousands
 ROLES = ("keyframe", "reference")
 _GUIDANCE = "the released model is guidance distilled; there is nothing to scale"
 _LENGTH = "the length is target.duration_seconds"
@@ -136,15 +137,20 @@ def parse_object(text: str | bytes, name: str = "request") -> dict[str, Any]:
     def constant(word: str) -> Any:
         raise RequestError(name, f"holds {word}, which is not a JSON number; leave the field out")
 
+    def whole(text: str) -> int:
+        if len(text) > DIGITS:
+            raise RequestError(name, f"holds a number of {len(text):,} digits; no field takes more than {DIGITS}")
+        return int(text)
+
     try:
         # UTF-8 and nothing else (RFC 8259): left to itself, json.loads guesses UTF-16 and UTF-32 from bytes
         text = text.decode() if isinstance(text, bytes) else text
-        body = json.loads(text, object_pairs_hook=pairs, parse_constant=constant)
+        body = json.loads(text, object_pairs_hook=pairs, parse_int=whole, parse_constant=constant)
     except UnicodeDecodeError:
         raise RequestError(name, "is not UTF-8; save or send the JSON in that encoding") from None
     except RecursionError:
         raise RequestError(name, "holds objects or lists nested too deeply; a request has three levels") from None
-    except ValueError as error:  # damaged, or a number of thousands of digits
+    except ValueError as error:
         raise RequestError(name, f"is not JSON: {error}") from None
     if not isinstance(body, dict):
         raise RequestError(name, f"got {type(body).__name__}; a JSON object is needed")

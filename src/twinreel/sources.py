@@ -31,7 +31,7 @@ class Sound:
     """A waveform at its native rate.
 
     Args:
-        samples: float32 `[c, n]` in [-1, 1], c = 1 or 2, channel 0 left.
+        samples: float32 `[c, n]`, c = 1 or 2, channel 0 left; full scale is 1, and what a lossy codec overshoots stays.
         rate: samples per second.
         cut: reading stopped at the limit while the source went on.
         notes: what reading changed, in words for the report.
@@ -57,7 +57,7 @@ class Clip:
 
     Args:
         frames: uint8 `[n, H, W, 3]`, RGB, upright, square pixels.
-        fps: frames per second; 24.0 once read.
+        fps: frames per second, 0.01 to 1,000,000; 24.0 once read.
         sound: the soundtrack, or None.
         cut: reading stopped at the limit while the source went on.
         notes: what reading changed, in words for the report.

@@ -27,8 +27,11 @@ class Stopped(KeyboardInterrupt):
 
 
 @contextmanager
-def stoppable() -> Iterator[None]:
-    """Inside the block a signal raises `Stopped`; the same one again, while things are put away, kills the process."""
+def stoppable(last: bool = False) -> Iterator[None]:
+    """Inside the block a signal raises `Stopped`; the same one again, while things are put away, kills the process.
+
+    `last`: the process ends after the block, and what signals it then has nothing left to stop.
+    """
     before: dict[signal.Signals, Any] = {}
 
     def stop(number: int, frame: FrameType | None) -> None:
@@ -43,7 +46,7 @@ def stoppable() -> Iterator[None]:
         yield
     finally:
         for number, handler in before.items():
-            signal.signal(number, handler)
+            signal.signal(number, signal.SIG_IGN if last else handler)
 
 
 class Stopping:

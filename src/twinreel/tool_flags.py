@@ -1,4 +1,4 @@
-"""The flags of `compare`, `validate` and `quantize`; `tools.commands` runs them. Loads no torch."""
+"""The flags of `compare`, `validate` and `quantize`, which `tools.commands` runs, and of `bench`. Loads no torch."""
 
 from __future__ import annotations
 
@@ -29,6 +29,8 @@ class Compare:
     """HTML page to write: both videos side by side, the worst frame, curves."""
     output: Annotated[Path | None, tyro.conf.arg(aliases=["-o"], help_behavior_hint="")] = None
     """JSON file to write, every figure in it."""
+    overwrite: bool = False
+    """Replace --output and --page where they exist, but nothing that is read, nor its report."""
     no_ssim: bool = False
     """Leave SSIM out; it takes longest."""
     report: ReportFlags = field(default_factory=ReportFlags)
@@ -67,6 +69,8 @@ class Validate:
     """SVG to draw instead of a verdict: every policy, and fewer steps, against the base. A table goes to stdout."""
     output: Annotated[Path | None, tyro.conf.arg(aliases=["-o"], help_behavior_hint="")] = None
     """JSON file to write."""
+    overwrite: bool = False
+    """Replace --output and --pareto where they exist, but nothing that the runs themselves read."""
     report: ReportFlags = field(default_factory=ReportFlags)
 
 
@@ -77,7 +81,7 @@ class Quantize:
     source: tyro.conf.Positional[Path]
     """Folder of the weights, either released layout or one partition."""
     target: tyro.conf.Positional[Path]
-    """New folder to write, in the original layout; what is not quantized is linked where the file system can."""
+    """New folder to write, in the original layout; other tensors are linked where the file system can."""
     blocks: int = Fp8.blocks
     """Blocks at either end of the trunk that stay in bf16."""
     report: ReportFlags = field(default_factory=ReportFlags)
@@ -87,8 +91,18 @@ class Quantize:
         return {"source": "SRC, the first folder", "target": "DST, the second folder"}
 
 
+@dataclass(frozen=True)
+class Bench:
+    """Time this machine on random weights: ops, dit, vae, encoder, e2e, memory or scaling."""
+
+    words: Annotated[tyro.conf.Positional[tuple[str, ...]], tyro.conf.arg(metavar="WHAT ...")] = ()
+    """What to time, and its flags; `twinreel bench WHAT --help` lists them. The last line is one JSON object."""
+    report: ReportFlags = field(default_factory=ReportFlags)
+
+
 COMMANDS = (
     Annotated[Compare, tyro.conf.subcommand("compare")],
     Annotated[Validate, tyro.conf.subcommand("validate")],
     Annotated[Quantize, tyro.conf.subcommand("quantize")],
+    Annotated[Bench, tyro.conf.subcommand("bench")],
 )

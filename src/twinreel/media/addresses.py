@@ -46,7 +46,7 @@ def files_of(request: Request) -> list[Path]:
     files = []
     for text in map(os.fspath, filter(None, names)):
         if isinstance(text, str) and "\0" not in text and text[:5].lower() != "data:":
-            with suppress(RequestError, RuntimeError):  # what cannot be opened is refused, in better words, where it is
+            with suppress(RequestError):  # what cannot be opened is refused, in better words, where it is
                 files.append(_path_of(text, "source"))
     return files
 
@@ -64,13 +64,14 @@ def open_address(address: str | os.PathLike[str], field: str) -> Opened:
             raise RequestError(field, f"no file at {path}; check the path (paths are relative to {Path.cwd()})")
         # before opening: that would wait for a pipe's writer, and may move a device
         if not path.is_file():
-            raise RequestError(field, f"{path} is {_kind_of(path)}, not a file; give a picture, clip or sound")
+            raise RequestError(field, f"{path} is {what_is(path)}, not a file; give a picture, clip or sound")
         return _judge(path.open("rb"), str(path), field)
-    except (OSError, ValueError, RuntimeError) as error:
+    except (OSError, ValueError) as error:
         raise RequestError(field, f"cannot open {text[:200]!r} ({error}); check its name and permissions") from None
 
 
-def _kind_of(path: Path) -> str:
+def what_is(path: Path) -> str:
+    """A word for what is there and no file."""
     kinds = {"a folder": path.is_dir, "a pipe": path.is_fifo, "a socket": path.is_socket}
     kinds |= {"a device": lambda: path.is_char_device() or path.is_block_device()}
     return next((words for words, is_kind in kinds.items() if is_kind()), "something else")
@@ -85,7 +86,13 @@ def _path_of(text: str, field: str) -> Path:
         return Path(unquote(parts.path))
     if "://" in text:
         raise RequestError(field, f"{scheme}: addresses are not read; download it and give the path")
-    return Path(text).expanduser()
+    try:
+        return Path(text).expanduser()
+    except RuntimeError:
+        user = text.partition("/")[0]
+        raise RequestError(
+            field, f"no user {user[1:60]!r} has a home folder here; write ./{user[:60]} for a name"
+        ) from None
 
 
 def _data_bytes(text: str, field: str) -> bytes:

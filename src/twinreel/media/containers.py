@@ -26,7 +26,7 @@ SEEKABLE = {"mp4", "matroska", "mpegts", "wav", "aiff", "flac", "ogg", "avi"}
 def read_clip(opened: Opened, field: str, spec: Spec, window: Window) -> Clip:
     """Frames and soundtrack of a media file; see `media.read.read_source`."""
     for back in _backs(opened, window):
-        with _container(opened, field) as container:
+        with open_container(opened, field) as container:
             video = _video_of(container, opened, field)
             audio = container.streams.audio[0] if container.streams.audio else None
             footage = Footage(video, field, spec, window, by_packets=opened.demuxer == "avi")
@@ -58,7 +58,7 @@ def _clip(reading: _Reading, footage: Footage, sound: Soundtrack | None) -> Clip
 def read_sound(opened: Opened, field: str, window: Window) -> Sound:
     """The first sound of a media file; see `media.read.read_source`."""
     for back in _backs(opened, window):
-        with _container(opened, field) as container:
+        with open_container(opened, field) as container:
             if not container.streams.audio:
                 found = f"{opened.label} is {opened.what} without sound ({_found(container)})"
                 raise RequestError(field, f"{found}; give one with sound")
@@ -195,7 +195,9 @@ def _backs(opened: Opened, window: Window) -> tuple[int | None, ...]:
 
 
 @contextmanager
-def _container(opened: Opened, field: str) -> Iterator[Any]:
+def open_container(opened: Opened, field: str) -> Iterator[Any]:
+    """PyAV's container of `opened` by its one demuxer, which opens no second file. Raises RequestError (`field`), also for
+    what PyAV raises inside the block."""
     import av
 
     # no demuxer may open a second file, and no header may ask for a frame that fills the memory

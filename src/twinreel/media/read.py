@@ -7,7 +7,6 @@ that memory grows with the limit and not with the file. Nothing is cut silently:
 from __future__ import annotations
 
 import dataclasses
-import math
 import numbers
 import os
 from typing import Any
@@ -17,6 +16,7 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from ..errors import RequestError
+from ..limits import shown
 from ..request import Keyframe, Reference
 from ..sources import Clip, Picture, Prepared, Sound, Source
 from ..spec import FPS, Spec
@@ -28,6 +28,8 @@ from .slots import FrameSlots, Window
 from .soundtrack import check_level, check_rate
 
 __all__ = ["Prepared", "prepare", "read_source"]
+
+SLOWEST, FASTEST = 0.01, 1_000_000  # frames per second of a clip in memory
 
 
 def read_source(
@@ -131,8 +133,9 @@ def _sound(source: Any, field: str, window: Window) -> Sound:
 def _clip_in_memory(clip: Clip, field: str, spec: Spec, window: Window) -> Clip:
     frames = _checked_array(clip.frames, field, 4)
     fps = clip.fps
-    if isinstance(fps, bool) or not isinstance(fps, numbers.Real) or not (math.isfinite(fps) and fps > 0):
-        raise RequestError(field, f"frame rate {fps!r}; a positive number of frames per second is needed")
+    if isinstance(fps, bool) or not isinstance(fps, numbers.Real) or not SLOWEST <= fps <= FASTEST:
+        why = f"a number of frames per second from {SLOWEST} to {FASTEST:,} is needed"
+        raise RequestError(field, f"frame rate {shown(fps)}; {why}")
     sound = None if clip.sound is None else _sound_in_memory(clip.sound, field, window)
     # values are checked as they are converted, so a look converts them too
     slots = FrameSlots(frames.shape[2], frames.shape[1], field, spec, dataclasses.replace(window, look=False))
@@ -156,7 +159,7 @@ def _sound_in_memory(sound: Any, field: str, window: Window) -> Sound:
     if samples.ndim != 2 or samples.shape[0] not in (1, 2):
         raise RequestError(field, f"samples of shape {list(samples.shape)}; mono [1, n] or stereo [2, n] is needed")
     if not np.issubdtype(samples.dtype, np.floating):
-        raise RequestError(field, f"samples of dtype {samples.dtype}; finite floats in [-1, 1] are needed")
+        raise RequestError(field, f"samples of dtype {samples.dtype}; finite floats of full scale 1 are needed")
     check_level(samples, field)
     rate = sound.rate
     if isinstance(rate, bool) or not isinstance(rate, numbers.Integral) or rate <= 0:

@@ -159,10 +159,12 @@ def check_rate(rate: int, field: str) -> int:
 
 
 def check_level(samples: NDArray[np.floating[Any]], field: str) -> None:
-    """Refuse samples that are no waveform in [-1, 1]: NaN, infinities, or another scale."""
+    """Refuse samples that are no waveform of full scale 1: NaN, infinities, or another scale."""
     if samples.size and not np.abs(samples).max() <= LOUDEST:
         raise RequestError(
-            field, "holds samples that are not finite or far beyond 1; finite floats in [-1, 1] are needed"
+            field,
+            f"holds samples that are not finite or far beyond 1; finite floats of full scale 1, none beyond {LOUDEST:g}, "
+            "are needed",
         )
 
 

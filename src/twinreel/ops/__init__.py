@@ -181,14 +181,14 @@ def select(
     why, or lists the known ones.
     """
     if name != "auto" and name not in TABLES:
-        raise ValueError(f"unknown ops {name!r}; known: auto, {', '.join(TABLES)}")
+        raise ValueError(f"ops: got {name!r:.80}; use auto, {', '.join(TABLES)}")
     place = Place(torch.device(device), dtype, head_dim)
     chosen, why = name, "asked for"
     if name == "auto":
         problem = "kernels are for CUDA devices" if place.device.type != "cuda" else _triton_refusal(place)
         chosen, why = ("reference", f"auto: {problem}") if problem else ("triton", f"auto on {place.device}")
     elif name in REFUSALS and (problem := REFUSALS[name](place)):
-        raise ValueError(f"ops {name!r} cannot run here: {problem}")
+        raise ValueError(f"ops: {name} cannot run here: {problem}; use auto")
     function, reason = dense.choose(attention, place.device, dtype, head_dim)
     return TABLES[chosen](function, {"ops": why, "attention": reason})
 
@@ -213,7 +213,7 @@ def quantized(ops: Ops, device: torch.device | str, attention: str = "auto", *, 
         problem = problem or (f"attention: {refused}" if refused and attention == "fp8" else None)
         real = {"scaled_product": e4m3.scaled_mm, "attention_quantized": e4m3.fa3}
     if problem:
-        raise ValueError(f"fp8 cannot run here: {problem}")
+        raise ValueError(f"precision: fp8 cannot run here: {problem}; use bf16")
     reason = "bf16: asked for" if attention == "bf16" else f"fp8: {reason}" if narrow else f"bf16: {reason}"
     table = replace(ops, **real, why={**ops.why, "fp8": why, "fp8_attention": reason})
 

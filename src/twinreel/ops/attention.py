@@ -169,7 +169,7 @@ def choose(
     """
     device = torch.device(device)
     if name != "auto" and name not in KINDS:
-        raise ValueError(f"unknown attention {name!r}; known: auto, {', '.join(KINDS)}")
+        raise ValueError(f"attention: got {name!r:.80}; use auto, {', '.join(KINDS)}")
     problems: list[str] = []
     for candidate in preference(device) if name == "auto" else (name,):
         kind = KINDS[candidate]
@@ -182,4 +182,4 @@ def choose(
             passed = f"; passed over: {'; '.join(problems)}" if problems else ""
             return kind.function, ("asked for" if name != "auto" else f"auto on {device}") + note + passed
         problems.append(f"{candidate} {problem}")
-    raise ValueError(f"attention {name!r} is not available on {device}: {'; '.join(problems)}")
+    raise ValueError(f"attention: {name} is not available on {device}: {', '.join(problems)}; use auto")

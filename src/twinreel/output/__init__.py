@@ -1,7 +1,8 @@
 """What a person may choose about the finished file, and what is checked before a weight is loaded.
 
 The rule of names: nothing that exists is replaced unless `overwrite` says so. That covers the file itself, the report
-beside it and the latents that an interrupted run has left there. What a run itself needs is never replaced.
+beside it and the latents that an interrupted run has left there. What a run itself needs is never replaced. Names are
+asked for before a run begins; what takes one meanwhile stays as well (`placing`), and the result is then `out-2.mp4`.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from pathlib import Path
 
 from ..errors import RequestError
 from ..limits import check_text, shown
+from ..plain import make_plain
 
 PRESETS = ("ultrafast", "superfast", "veryfast", "faster", "fast", "medium", "slow", "slower", "veryslow")
 CRF_RANGE = (0, 51)
@@ -55,6 +57,9 @@ class OutputOptions:
     audio: bool = True
     exact_seconds: bool = False
     private: bool = False
+
+    def __post_init__(self) -> None:
+        make_plain(self, "crf")
 
 
 def sidecar_path(path: str | os.PathLike[str]) -> Path:
@@ -143,6 +148,8 @@ def absolute_path(field: str, path: str | os.PathLike[str]) -> Path:
 
 
 def _check_format(path: str | os.PathLike[str], suffix: str, output: OutputOptions) -> None:
+    if os.fspath(path) == "-":
+        raise RequestError("output", "got '-', and no video is written to stdout; name a file, or a folder, as in ./-")
     known = ", ".join(filter(None, FORMATS))
     if suffix not in FORMATS or Path(path).name.lower() in FORMATS:
         raise RequestError(
@@ -167,61 +174,68 @@ def _check_length(target: Path) -> None:
 
 
 def _written(target: Path, source: Path | None) -> tuple[Path, ...]:
-    """Every path that a run makes or replaces; latents being decoded are its own to remove."""
-    waiting = latents_path(target)
-    own = source is not None and waiting == source.absolute()
-    return (target, sidecar_path(target)) if own else (target, sidecar_path(target), waiting)
+    """Every path that a run makes or replaces; one that decodes leaves latents but its `source` alone."""
+    made = (target, sidecar_path(target))
+    return made if source is not None else (*made, latents_path(target))
 
 
 def _check_needed(target: Path, source: Path | None, needed: Iterable[Path]) -> None:
     for path in (*needed, *([] if source is None else [source])):
         for written in _written(target, source):
-            if _overlap(path, written):
+            if overlap(path, written):
                 raise RequestError(
                     "output", f"{written} would take the place of {path}, which this run needs; name another output"
                 )
 
 
-def _overlap(one: Path, other: Path) -> bool:
+def overlap(one: Path, other: Path) -> bool:
     """Whether two paths are one file, or one lies in the other."""
     a, b = (Path(os.path.realpath(path)) for path in (one, other))
     if a == b or a in b.parents or b in a.parents:
         return True
-    return one.exists() and other.exists() and one.samefile(other)
+    # not Path.exists: a name that is too long is refused where it is opened, in words of its own
+    return os.path.exists(one) and os.path.exists(other) and one.samefile(other)
 
 
 def _check_names(target: Path, output: OutputOptions, source: Path | None) -> None:
     folder = target.suffix == ""
     for path in _written(target, source):
-        _check_kind(path, folder and path == target)
+        check_kind("output", path, folder and path == target)
     if folder and target.is_dir() and not is_ours(target):
         raise RequestError("output", f"{target} holds other files than our frames; name a new folder")
     waiting = latents_path(target)
-    if waiting in _written(target, source) and waiting.exists() and not output.overwrite:
+    if source is None and waiting.exists() and not output.overwrite:
         raise RequestError(
             "output",
             f"{waiting} holds a run that is sampled and not decoded; finish it with `twinreel decode`, name another "
             f"output, or lose it by {OVERWRITE}",
         )
     for taken in (target, sidecar_path(target)):
-        empty = taken.is_dir() and not any(taken.iterdir())
-        if taken.exists() and not empty and not output.overwrite:
+        if is_taken(taken) and not output.overwrite:
             raise RequestError("output", f"{taken} exists; name another, or replace it by {OVERWRITE}")
 
 
-def _check_kind(path: Path, folder: bool) -> None:
-    """Refuse to replace what is no plain file, or where a folder is written no folder; overwriting does not mean that."""
+def check_kind(field: str, path: Path, folder: bool = False) -> None:
+    """Refuse to replace what is no plain file, or where a folder is written no folder; overwriting does not mean that.
+
+    Raises RequestError (`field`).
+    """
     if not os.path.lexists(path):
         return
     mode = path.lstat().st_mode
     if stat.S_ISLNK(mode):
-        raise RequestError("output", f"{path} is a link to {os.readlink(path)}; name what it leads to, or another")
+        raise RequestError(field, f"{path} is a link to {os.readlink(path)}; name what it leads to, or another")
     if stat.S_ISDIR(mode) and not folder:
-        raise RequestError("output", f"{path} is a folder; name another file")
+        raise RequestError(field, f"{path} is a folder; name another file")
     if folder and stat.S_ISREG(mode):
-        raise RequestError("output", f"{path} is a file; a name without an ending is a folder of PNG frames")
+        raise RequestError(field, f"{path} is a file; a name without an ending is a folder of PNG frames")
     if not stat.S_ISREG(mode) and not stat.S_ISDIR(mode):
-        raise RequestError("output", f"{path} is a pipe, socket or device and no file; name another")
+        raise RequestError(field, f"{path} is a pipe, socket or device and no file; name another")
+
+
+def is_taken(path: Path) -> bool:
+    """Whether something is called so; an empty folder is no loss."""
+    return os.path.lexists(path) and not (path.is_dir() and not any(path.iterdir()))
 
 
 def is_ours(folder: Path) -> bool:

@@ -5,15 +5,17 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping
+from contextlib import ExitStack
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, BinaryIO
 
 from ..errors import CheckpointError, RequestError
 from ..plan import Condition, Plan
 from ..spec import Spec
 from . import LATENTS_SUFFIX
-from .report import HIDDEN, replacing
+from .placing import give_name, hold, unfinished
+from .report import HIDDEN
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -42,8 +44,13 @@ class Kept:
     report: dict[str, Any]
 
 
-def save_latents(path: Path, latents: Latents, report: Mapping[str, Any], spec: Spec, private: bool = False) -> None:
-    """Write the latents and all that the final report needs to `path`, whole or not at all. Raises OSError."""
+def save_latents(
+    path: Path, latents: Latents, report: Mapping[str, Any], spec: Spec, private: bool = False
+) -> BinaryIO:
+    """Write the latents and all that the final report needs to `path`, whole or not at all; returns them as `hold` does.
+
+    Raises OSError, FileExistsError where something is called so.
+    """
     from safetensors.torch import save
 
     plan = replace(latents.plan, prompt=HIDDEN) if private else latents.plan
@@ -53,8 +60,13 @@ def save_latents(path: Path, latents: Latents, report: Mapping[str, Any], spec: 
     tensors = {"video": latents.video.contiguous(), "audio": latents.audio.contiguous()}
     metadata["digest"] = _digest(metadata, tensors)
     data = save(tensors, metadata)
-    with replacing(path) as temporary:
+    with unfinished(path) as temporary:
         temporary.write_bytes(data)
+        with ExitStack() as stack:
+            held = stack.enter_context(hold(temporary))  # before it has a name that others know
+            give_name(temporary, path)
+            stack.pop_all()
+    return held
 
 
 def load_latents(path: Path, spec: Spec) -> Kept:

@@ -7,10 +7,8 @@ import json
 import os
 import platform
 import re
-import shutil
 import sys
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -18,7 +16,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from . import part_path, sidecar_path
+from . import sidecar_path
+from .placing import give_free_name, replace, unfinished
 
 BLOCK = 1 << 20
 HIDDEN = "(private)"
@@ -81,10 +80,11 @@ def versions() -> dict[str, str | None]:
     return found
 
 
-def write_report(path: str | os.PathLike[str], report: Mapping[str, Any]) -> Path:
-    """Write the report beside the finished file `path`, atomically. Returns the report's path.
+def write_report(path: str | os.PathLike[str], report: Mapping[str, Any], *, overwrite: bool = True) -> Path:
+    """Write the report beside the finished file `path`, atomically. Returns the report's path: without `overwrite` the
+    next number of the usual one that is free.
 
-    Values are plain JSON; `sha256.file` and `versions` are added when absent.
+    Values are plain JSON; `sha256.file` and `versions` are added when absent. Raises ValueError for other values.
     """
     hashes = {**report.get("sha256", {})}
     if Path(path).is_file():
@@ -92,40 +92,14 @@ def write_report(path: str | os.PathLike[str], report: Mapping[str, Any]) -> Pat
     whole = {**report, "file": Path(path).name, "sha256": hashes}
     whole.setdefault("versions", versions())
     target = sidecar_path(path)
-    with replacing(target) as temporary:
-        # bytes of a name that are no UTF-8 are lone surrogates here, and JSON's own escapes in the file
-        text = json.dumps(whole, indent=2, ensure_ascii=False, allow_nan=False) + "\n"
+    # bytes of a name that are no UTF-8 are lone surrogates here, and JSON's own escapes in the file
+    text = json.dumps(whole, indent=2, ensure_ascii=False, allow_nan=False) + "\n"
+    with unfinished(target) as temporary:
         temporary.write_text(text, encoding="utf-8", errors="backslashreplace")
-    return target
-
-
-@contextmanager
-def replacing(target: Path) -> Iterator[Path]:
-    """A temporary path in the folder of `target`, renamed onto it on success and removed on any failure.
-
-    The caller makes it a file or a folder. A file replaces in one step; a folder that is in the way is first set
-    aside. What was written is on the disk before it gets its name.
-    """
-    temporary = part_path(target)
-    aside = temporary.with_suffix(".old")
-    try:
-        yield temporary
-        for path in sorted(temporary.iterdir()) if temporary.is_dir() else (temporary,):
-            _flush(path)
-        if temporary.is_dir() and target.is_dir():
-            os.rename(target, aside)
-        os.replace(temporary, target)
-    finally:
-        for left in (temporary, aside):
-            if left.is_dir():
-                shutil.rmtree(left, ignore_errors=True)
-            else:
-                left.unlink(missing_ok=True)
-
-
-def _flush(path: Path) -> None:
-    with open(path, "rb") as file:
-        os.fsync(file.fileno())
+        if overwrite:
+            replace(temporary, target)
+            return target
+        return give_free_name(temporary, target)
 
 
 def without_private(report: Mapping[str, Any], secrets_in: Iterable[str]) -> dict[str, Any]:

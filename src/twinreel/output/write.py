@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import os
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -13,9 +14,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..errors import RequestError
+from ..limits import check_number, shown
 from ..spec import FPS, SAMPLE_RATE
 from . import CONTAINERS, FORMATS, OutputOptions, check_options, check_output
-from .report import hash_file, replacing, without_private, write_report
+from .placing import place_output, unfinished
+from .report import hash_file, without_private, write_report
 from .writers import Content, read_back, write_content
 from .writers.container import encoder_settings
 
@@ -64,20 +67,19 @@ class Media:
         """Write the file and its JSON report beside it, the same bytes as the command line. Returns the file's path.
 
         `changes` are fields of `output`, such as `crf=30` or `overwrite=True`. Raises RequestError for a path that
-        cannot be written as asked, and for values that are no frames or no sound (`video`, `audio`).
+        cannot be written as asked, and for values that are no frames, no sound or no JSON (`video`, `audio`, `report`).
         """
         output = OutputOptions() if output is None else output
         check_options(output)
         output = replace(output, **changes)
         target = check_output(path, output)
         _check_values(self, target, output)
-        asked = self.report.get("plan", {}).get("asked_seconds")
-        if output.exact_seconds and asked is None:
-            raise RequestError("exact_seconds", "needs a report that says how many seconds were asked for")
-        seconds = asked if output.exact_seconds else None
+        seconds = _asked_seconds(self.report) if output.exact_seconds else None
         written = write_media(target, [self.video], self.audio, output, frames=len(self.video), seconds=seconds)
+        target, replaces = written.path, output.overwrite and written.path == target
         report = {**self.report, **written.facts(output)}
-        write_report(target, without_private(report, (str(target),)) if output.private else report)
+        report = without_private(report, (str(target),)) if output.private else report
+        write_report(target, report, overwrite=replaces)
         return target
 
 
@@ -91,10 +93,11 @@ def write_media(
     seconds: float | None = None,
     stage: Callable[[str], AbstractContextManager[None]] = lambda name: nullcontext(),
 ) -> Written:
-    """Encode clips as they come, read the file back, and only then rename it into place.
+    """Encode clips as they come, read the file back, and only then give it its name, which `Written.path` says.
 
     Args:
-        path: the file; its ending is one of `output.FORMATS`, its folder must exist. A file there is replaced.
+        path: the file; its ending is one of `output.FORMATS`, its folder must exist. What is there is replaced where
+            `output.overwrite` says so; otherwise the file gets the next number that is free, such as `out-2.mp4`.
         clips: uint8 `[f, H, W, 3]` in order, any f; both sides even. Not taken for a file of sound alone.
         waveform: float32 `[2, n]` in [-1, 1] at 32 kHz, channel 0 left. Values that are not finite are written as
             silence and reported as a fault.
@@ -113,13 +116,14 @@ def write_media(
         sound = sound[:, : round(seconds * SAMPLE_RATE)]
     expected = frames if frames is None or most is None else min(frames, most)
     content = Content(clips, sound, output, expected=expected, most=most)
-    with replacing(path) as temporary:
+    with unfinished(path) as temporary:
         write_content(temporary, suffix, content)
         with stage("mux"):
             read_back(temporary, suffix, content)
         hashes = content.hashes()
         if suffix:
             hashes["file"] = hash_file(temporary)
+        path = place_output(temporary, path, output.overwrite)
     return Written(path, content.frames, 0 if sound is None else sound.shape[1], hashes, faults)
 
 
@@ -138,6 +142,25 @@ def _check_values(media: Media, target: Path, output: OutputOptions) -> None:
     audio = media.audio
     if output.audio and (getattr(audio, "dtype", None) != np.float32 or audio.ndim != 2 or audio.shape[0] != 2):
         raise RequestError("audio", f"got {_form(audio)}; float32 [2, n] is needed, or audio=False")
+    if output.audio and not audio.shape[1]:
+        raise RequestError("audio", "holds no samples; give some, or leave the sound out by audio=False")
+    try:
+        plain = isinstance(json.loads(json.dumps(media.report, allow_nan=False)), dict)
+    except (TypeError, ValueError, RecursionError):
+        plain = False
+    if not plain:
+        raise RequestError("report", f"got {shown(media.report)}; a dict of plain JSON values is needed, or none")
+
+
+def _asked_seconds(report: Mapping[str, Any]) -> float:
+    """The duration that a report says was asked for. Raises RequestError (`exact_seconds`)."""
+    plan = report.get("plan")
+    seconds = plan.get("asked_seconds") if isinstance(plan, Mapping) else None
+    try:
+        check_number("exact_seconds", seconds)
+    except RequestError:
+        raise RequestError("exact_seconds", "needs a report that says how many seconds were asked for") from None
+    return float(seconds)  # type: ignore[arg-type]
 
 
 def _form(values: Any) -> str:

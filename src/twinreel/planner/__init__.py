@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
+from ..calibration import identity, profile_of, read_profile
 from ..config import EngineConfig, check_config
 from ..demo import model_folder
+from ..errors import CheckpointError
 from ..limits import clip_frames
 from ..machine import Memory, cuda_memory, host_memory
 from ..media.read import read_source
@@ -19,26 +21,65 @@ from ..policy_options import format_policy, parse_policy
 from ..precision import parse_precision
 from ..presentation import count_tokens
 from ..request import Request, check_request
+from ..sources import Source
 from ..spec import AUDIO_CHANNELS, Spec
 from ..topology import check_choices
 from ..weights import locate, read_spec
-from ..weights.tokenizer import load_tokenizer
+from ..weights.fingerprint import fingerprint
+from ..weights.locate import Checkpoint
+from ..weights.tokenizer import Tokenizer, load_tokenizer
+
+
+@dataclass(frozen=True)
+class Door:
+    """What requests are checked against before a weight is read; `device` is the number of a CUDA device."""
+
+    config: EngineConfig
+    checkpoint: Checkpoint
+    spec: Spec
+    device: int | None
+    tokenizer: Tokenizer
+
+    def check(self, request: Request, sources: Sequence[Source] | None = None) -> tuple[Plan, int]:
+        """The request's plan, and how many tokens its prompt has; `sources` is what `look` has seen, if it has.
+
+        Raises what `Engine.generate` raises before it loads weights.
+        """
+        check_request(request, self.spec, allow_remote=self.config.allow_remote)
+        plan = make_plan(request, self.spec, look(request, self.spec) if sources is None else sources)
+        tokens = count_tokens(plan, self.tokenizer, self.spec)
+        profile = profile_of(parse_policy(request.policy))
+        if profile is not None:
+            read_profile(profile, identity(plan, self._version(plan.partition)))
+        return plan, tokens
+
+    def _version(self, partition: str) -> str | None:
+        try:
+            return fingerprint(self.checkpoint.component("dit", partition))
+        except CheckpointError:  # plans are made before the download, too
+            return None
+
+
+def open_door(config: EngineConfig, weights: bool = True) -> Door:
+    """Check `config` as `Engine` does; `weights` False asks for no files of weights. ConfigError, CheckpointError."""
+    check_config(config)
+    checkpoint = locate(model_folder(config), config.components, weights=weights)
+    spec = read_spec(checkpoint)
+    number = check_choices(config, spec)
+    return Door(config, checkpoint, spec, number, load_tokenizer(checkpoint.folders["tokenizer"], spec.text))
 
 
 def plan_request(request: Request, config: EngineConfig) -> dict[str, Any]:
     """All that `twinreel plan` prints, as plain values. Raises what `Engine` and its `generate` raise at the door."""
-    check_config(config)
-    checkpoint = locate(model_folder(config), config.components, weights=False)  # before the download, too
-    spec = read_spec(checkpoint)
-    number = check_choices(config, spec)
-    check_request(request, spec, allow_remote=config.allow_remote)
-    plan = _plan(request, spec)
-    tokens = count_tokens(plan, load_tokenizer(checkpoint.folders["tokenizer"], spec.text), spec)
+    policy = format_policy(parse_policy(request.policy))  # before the configuration, as `generate` does
+    door = open_door(config, weights=False)  # before the download, too
+    checkpoint, spec, number = door.checkpoint, door.spec, door.device
+    plan, tokens = door.check(request)
     rows = segment_rows(plan, tokens, spec)
     facts = describe_plan(plan)
     for name in ("conditions", "notes", "warnings"):
         del facts[name]
-    facts["policy"] = format_policy(parse_policy(request.policy))
+    facts["policy"] = policy
     host = host_memory()
     memory = {"host": host} if number is None else {"device": cuda_memory()[number], "host": host}
     totals = {kind: sum(row["rows"] for row in rows if row["kind"] == kind) for kind in ("text", "video", "audio")}
@@ -57,7 +98,7 @@ def plan_request(request: Request, config: EngineConfig) -> dict[str, Any]:
             "stages": stages,
             **verdict(stages, memory, config.gpus or 1),
         },
-        "notes": list(plan.notes),
+        "notes": [*checkpoint.notes, *plan.notes],
         "warnings": list(plan.warnings),
     }
 
@@ -138,13 +179,13 @@ def verdict(
     return facts
 
 
-def _plan(request: Request, spec: Spec) -> Plan:
+def look(request: Request, spec: Spec) -> list[Source]:
+    """The media of a request that `check_request` takes, read to their ends without their pixels. Raises RequestError."""
     with fetched(request) as local:
         named: list[tuple[str, Any]] = [(f"keyframes[{i}]", item) for i, item in enumerate(local.keyframes)]
         named += [(f"references[{i}]", item) for i, item in enumerate(local.references)]
         most = int(clip_frames(spec).high)
-        sources = [read_source(item, spec, most, where, look=True) for where, item in named]
-    return make_plan(request, spec, sources)
+        return [read_source(item, spec, most, where, look=True) for where, item in named]
 
 
 def _condition(condition: Any, plan: Plan, number: int) -> dict[str, Any]:

@@ -8,21 +8,17 @@ to expect of a forecast further on. Both ways of deciding use this one estimate.
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from ..errors import RequestError
-from ..limits import shown
+from ..calibration import PROFILE_SCHEMA, read_profile
 from ..noise import Rows
 from ..policy import Update
 from ..policy_options import Adaptive
-from ..small_files import read_small_json, why
 from .forecast import Forecasting, errors_to_json, skip_window
 from .motion import MODALITIES, History, Setting
 
-PROFILE_SCHEMA = "twinreel-profile/1"
 DEGREE = 1  # of the polynomials that a profile measures
 
 
@@ -104,28 +100,6 @@ def make_adaptive(options: Adaptive, setting: Setting) -> Forecasting:
         return Adapting(options, setting)
     profile = read_profile(options.profile, setting.identity())
     return _Planned(options, setting, plan_skips(profile["ratios"], options, setting))
-
-
-def read_profile(path: str, identity: Mapping[str, Any]) -> dict[str, Any]:
-    """The profile in `path`, alone or inside a run's report. RequestError when it is absent or another request's."""
-    try:
-        data = read_small_json(path)
-    except (OSError, ValueError) as error:
-        raise RequestError(
-            "policy", f"profile {shown(path)} cannot be read: {why(error)}; name a run's report"
-        ) from None
-    policy = data.get("policy", {}) if isinstance(data, dict) else {}
-    profile = policy.get("profile", data) if isinstance(policy, dict) else data
-    if not isinstance(profile, dict) or profile.get("schema") != PROFILE_SCHEMA:
-        raise RequestError("policy", f"{path} holds no profile; it is in the report of a run with --policy calibrate")
-    for name, value in identity.items():
-        # through JSON once, as the profile went
-        if profile.get(name) != json.loads(json.dumps(value)):
-            raise RequestError(
-                "policy",
-                f"profile {path} was made for {name} {profile.get(name)}, this request has {value}; calibrate anew",
-            )
-    return profile
 
 
 def plan_skips(ratios: Mapping[str, Any], options: Adaptive, setting: Setting) -> frozenset[int]:

@@ -21,6 +21,7 @@ from .jobs import Conflict, QueueFull
 from .security import HEADERS, Refusal
 from .service import Service, Unavailable
 from .shapes import Failed, Failure
+from .turns import Busy
 from .uploads import TooLarge, TooSlow, Unreadable
 
 log = logging.getLogger("twinreel.serve")
@@ -66,10 +67,27 @@ class Stored(FileResponse):
             await made(scope, receive, send)
 
 
+class Route(APIRoute):
+    """A route that answers HEAD like GET; the HTTP server leaves the body out. The API's description has GET alone."""
+
+    def matches(self, scope: Scope) -> tuple[Match, Scope]:
+        """Whether this is the route of a request."""
+        found, child = super().matches(scope)
+        return (Match.FULL if found is Match.PARTIAL and self._is_head(scope) else found), child
+
+    async def handle(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer a request that matches."""
+        await (self.app if self._is_head(scope) else super().handle)(scope, receive, send)
+
+    def _is_head(self, scope: Scope) -> bool:
+        return scope["method"] == "HEAD" and "GET" in (self.methods or ())
+
+
 def methods_at(app: FastAPI, scope: Scope) -> set[str]:
     """The methods that some route takes at this path; the page's own takes every path and does not count."""
     routes = [route for route in app.routes if isinstance(route, APIRoute) and route.include_in_schema]
-    return {name for route in routes if route.matches(scope)[0] is not Match.NONE for name in route.methods or ()}
+    taken = {name for route in routes if route.matches(scope)[0] is not Match.NONE for name in route.methods or ()}
+    return taken | ({"HEAD"} if "GET" in taken else set())
 
 
 async def known_query(request: Request) -> None:
@@ -98,6 +116,8 @@ def error_answer(error: Exception, service: Service) -> JSONResponse:
         return answer(503, "unavailable", str(error), wait=error.wait)
     if isinstance(error, QueueFull):
         return answer(429, "busy", "the queue is full; try again later", wait=service.wait())
+    if isinstance(error, Busy):
+        return answer(429, "busy", str(error), wait=error.wait)
     if isinstance(error, Conflict):
         return answer(409, "conflict", "this Idempotency-Key was used for another request", "Idempotency-Key")
     if isinstance(error, TooLarge):
@@ -116,7 +136,7 @@ def error_answer(error: Exception, service: Service) -> JSONResponse:
     return answer(503, "unavailable", "the server cannot write to its disk; the operator has to make room", wait=60)
 
 
-KNOWN = (RequestError, Refusal, Unavailable, QueueFull, Conflict, TooLarge, TooSlow, Unreadable, HTTPException)
+KNOWN = (RequestError, Refusal, Unavailable, QueueFull, Busy, Conflict, TooLarge, TooSlow, Unreadable, HTTPException)
 KNOWN_EDGE = (*KNOWN, RequestValidationError, sqlite3.Error, OSError)
 
 

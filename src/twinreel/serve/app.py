@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import mimetypes
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -21,7 +21,7 @@ from ..limits import shown
 from ..request_json import parse_object
 from ..schema import request_schema
 from . import views
-from .answers import Gate, Stored, add_errors, answer, known_query, missing
+from .answers import Gate, Route, Stored, add_errors, answer, known_query, methods_at, missing
 from .intake import Order, from_form, from_json
 from .jobs import ENDED, QUEUED, RUNNING, Job, QueueFull
 from .preview import PICTURE
@@ -29,7 +29,7 @@ from .results import TYPES
 from .security import COOKIE, PAGE_POLICY, SESSION_SECONDS, Refusal
 from .service import ONCE_CHARACTERS, Service
 from .shapes import Deleted, Failed, Health, Models, Ready, Video, Videos, body_schema, examples, form_schema
-from .uploads import JSON_BYTES, TooLarge, read_form, read_whole
+from .uploads import JSON_BYTES, UTF8, TooLarge, charset_of, read_form, read_whole
 
 log = logging.getLogger("twinreel.serve")
 PAGE = Path(__file__).with_name("page")
@@ -55,6 +55,7 @@ def build_app(service: Service) -> FastAPI:
         redoc_url=None,
     )
     app.state.service = service
+    app.router.route_class = Route
     add_errors(app, service)
     app.add_middleware(Gate, service=service)
     add_creation(app, service)
@@ -86,7 +87,9 @@ def add_creation(app: FastAPI, service: Service) -> None:
         folder = await run_in_threadpool(service.incoming)
         try:
             order = await receive(request, service, folder)
-            jobs, new = await run_in_threadpool(service.submit, order, folder, once)
+            # reading media may take a minute: in turns, so that whatever is quick finds a thread
+            run = service.checks.run if order.body.get("conditions") else run_in_threadpool
+            jobs, new = await run(service.submit, order, folder, once)
         except ClientDisconnect:
             return Response(status_code=499)
         finally:
@@ -99,8 +102,20 @@ def add_creation(app: FastAPI, service: Service) -> None:
         return JSONResponse(made.model_dump(mode="json"), 201 if new else 200, headers)
 
 
+def check_coding(headers: Mapping[str, str]) -> None:
+    """Refuse a body that is not what its bytes say. Raises HTTPException 415."""
+    coding = headers.get("content-encoding", "identity").strip()
+    if coding.lower() not in ("identity", ""):
+        raise HTTPException(415, f"Content-Encoding {shown(coding)} is not taken; send the body as it is")
+    kind = headers.get("content-type", "")
+    charset = charset_of(kind)
+    if not kind.lower().startswith("multipart/") and charset not in UTF8:
+        raise HTTPException(415, f"the character set {shown(charset)} is not taken; send UTF-8")
+
+
 async def receive(request: Request, service: Service, folder: Path) -> Order:
     """The body, by its content type. Raises RequestError, TooLarge, TooSlow, Unreadable, HTTPException 415."""
+    check_coding(request.headers)
     kind = request.headers.get("content-type", "")
     limits, name = service.limits, service.weights.name
     declared = request.headers.get("content-length", "0")
@@ -177,12 +192,15 @@ def add_content(app: FastAPI, service: Service) -> None:
     """Results, inputs, previews and events."""
 
     @app.get("/v1/videos/{job}/content", response_class=FileResponse)
-    def content(job: str, variant: Variant = "video", download: bool = False) -> Any:
+    async def content(job: str, variant: Variant = "video", download: bool = False) -> Any:
         """A finished job's MP4, WAV, frames (ZIP of PNG), latents or report; ranges are served."""
-        found = service.jobs.get(job)
+        found = await run_in_threadpool(service.jobs.get, job)
         if found is None:
             return missing(job)
-        return content_of(service, found, variant, download)
+        made = variant != "frames" or service.frames_of(found).is_file()
+        return await (run_in_threadpool if made else service.extracts.run)(
+            content_of, service, found, variant, download
+        )
 
     @app.get("/v1/videos/{job}/inputs/{number}", response_class=FileResponse)
     def medium(job: str, number: int) -> Any:
@@ -207,13 +225,14 @@ def add_content(app: FastAPI, service: Service) -> None:
         return Response(path.read_bytes(), media_type="image/webp")
 
     @app.get("/v1/videos/{job}/events", response_class=StreamingResponse)
-    async def events(job: str) -> Any:
+    async def events(job: str, request: Request) -> Any:
         """Server-sent events until the job has ended; the first is its present state."""
         found = await run_in_threadpool(service.jobs.get, job)
         if found is None:
             return missing(job)
         headers = {"cache-control": "no-store", "x-accel-buffering": "no"}
-        return StreamingResponse(stream(service, job), media_type="text/event-stream", headers=headers)
+        events = nothing() if request.method == "HEAD" else stream(service, job)
+        return StreamingResponse(events, media_type="text/event-stream", headers=headers)
 
 
 def content_of(service: Service, job: Job, variant: str, download: bool) -> Response:
@@ -250,6 +269,12 @@ async def stream(service: Service, job: str) -> AsyncIterator[bytes]:
             await asyncio.sleep(SHORTEST_GAP)
 
 
+async def nothing() -> AsyncIterator[bytes]:
+    """No events."""
+    for _ in ():
+        yield b""
+
+
 def changes(last: Video | None, now: Video) -> list[str]:
     """The names of what is new: none, or one event, or a step and the preview that came with it."""
     if now.status in ENDED:
@@ -273,6 +298,7 @@ def add_server(app: FastAPI, service: Service) -> None:
     @app.post("/v1/session", status_code=204)
     async def login(request: Request) -> Response:
         """Exchange the API key for a browser's cookie: `{"key": "..."}`."""
+        check_coding(request.headers)
         body = parse_object(await read_whole(request.stream(), service.limits.idle, JSON_BYTES))
         key = body.get("key", "")
         if not isinstance(key, str) or not service.guard.is_key(key):
@@ -315,8 +341,10 @@ def add_page(app: FastAPI) -> None:
     files = {path.relative_to(PAGE).as_posix(): path for path in sorted(PAGE.rglob("*")) if path.is_file()}
 
     @app.get("/{name:path}", include_in_schema=False)
-    def page(name: str) -> Response:
+    def page(name: str, request: Request) -> Response:
         path = files.get(name or "index.html")
+        if path is None and methods_at(app, request.scope):
+            raise HTTPException(405, "this address is not for reading")
         if path is None:
             if name:
                 raise HTTPException(404, "there is nothing here")

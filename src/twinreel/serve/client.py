@@ -2,46 +2,99 @@
 
 from __future__ import annotations
 
+import errno
 import http.client
 import json
 import os
 import secrets
+import socket
 import ssl
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 from urllib.parse import quote, urlencode, urlsplit
 
 from ..errors import ConfigError, RequestError, TwinreelError
 from ..limits import shown
 from ..media.addresses import files_of
 from ..output import OutputOptions, check_output, sidecar_path
-from ..output.report import replacing
+from ..output.placing import replacing
 from ..request import Request
 from ..request_json import named_in_request, request_to_json
 from ..watch import Event, Watch, ignore
+from .client_answers import (
+    EXPECTED,
+    Answer,
+    ServerError,
+    is_list,
+    is_models,
+    is_named,
+    is_video,
+    read_answer,
+    read_events,
+    refusal,
+    stranger,
+)
 from .client_media import Medium, medium_of
 
 ENDED = ("completed", "failed", "cancelled")
 BLOCK = 1 << 18
-TRIES = 4  # of a call whose connection breaks
-Answer = dict[str, Any]
+TRIES = 4  # of a call whose connection breaks, however short the patience
+LONGEST_PAUSE = 30.0
+UNREACHABLE = (errno.EHOSTUNREACH, errno.EHOSTDOWN, errno.ENETUNREACH, errno.ENETDOWN, errno.ENETRESET)
+PASSING = (429, 502, 503, 504)  # a full server, one that restarts, and what a proxy says of it then
 
 
-class ServerError(TwinreelError):
-    """The server did not do what was asked: HTTP `status` (0: no answer), the reason, `wait` seconds if it said so."""
+# What a call may fail with that may pass; RemoteDisconnected is an OSError, too.
+_FAULTS = (OSError, http.client.HTTPException, ServerError)
 
-    def __init__(self, status: int, message: str, wait: float | None = None) -> None:
-        super().__init__(message)
-        self.status, self.wait = status, wait
+
+class _Patience:
+    """Whether a call that failed is tried again. It begins anew with `fresh`, whenever something has come."""
+
+    def __init__(self, seconds: float, host: str, job: str | None = None) -> None:
+        self._seconds, self._host, self._name = seconds, host, "" if job is None else f"{job}: "
+        self.fresh()
+
+    def fresh(self) -> None:
+        """The server has done something: count from its next failure on."""
+        self._tries, self._end = 0, -1.0
+
+    def wait(self, error: Exception) -> None:
+        """Sleep before the next try, or raise what `error` means."""
+        if self._end < 0:
+            self._end = time.monotonic() + self._seconds
+        self._tries += 1
+        if not isinstance(error, ServerError) and not _of_connection(error):
+            raise error  # of a file of this machine: one that is sent, or the one that is written
+        if isinstance(error, ServerError):
+            pause = min(error.wait or 1.0, LONGEST_PAUSE)
+            again = error.status in PASSING and time.monotonic() + pause <= self._end
+        else:
+            pause = min(0.1 * 2**self._tries, LONGEST_PAUSE)
+            again = self._tries < TRIES or _passes(error) and time.monotonic() + pause <= self._end
+        if not again:
+            raise self._named(error) from None
+        time.sleep(pause)
+
+    def _named(self, error: Exception) -> TwinreelError:
+        """The error as it is told, with the job it is about."""
+        if isinstance(error, ServerError):
+            told = str(error)
+            return error if not self._name or self._name[:-2] in told else _like(error, f"{self._name}{told}")
+        why = " ".join(str(error).split())[:200] or type(error).__name__
+        if isinstance(error, http.client.HTTPException) and not isinstance(error, OSError | http.client.IncompleteRead):
+            return ServerError(0, f"{self._name}{self._host} is no twinreel server: it answered {why}; {EXPECTED}")
+        return ServerError(0, f"{self._name}{self._host} does not answer: {why}; check that it runs there")
 
 
 class Client:
     """A server at `url`, such as `http://127.0.0.1:8188`; `key` is its API key if it asks for one.
 
     Jobs are the JSON objects of the API (`docs/serving.md`). Methods raise RequestError for what the server refuses in
-    a request, ServerError for the rest. `patience` is how many seconds a full or restarting server is waited for.
+    a request, ServerError for the rest. `patience` is how many seconds a full, restarting or unreachable server is
+    waited for, each time anew, by `submit`, `events`, `wait`, `download` and the short questions.
     """
 
     def __init__(self, url: str, key: str | None = None, *, timeout: float = 60.0, patience: float = 0.0) -> None:
@@ -74,53 +127,43 @@ class Client:
                 media[f"medium-{i}"] = medium
         body |= {"n": n, "priority": priority}
         headers = {"Idempotency-Key": once or secrets.token_hex(16)}
-        end = time.monotonic() + self._patience
-        while True:
-            try:
-                return self._upload(body, media, headers)
-            except ServerError as error:
-                wait = min(error.wait or 1.0, 30.0)
-                if error.status not in (429, 503) or time.monotonic() + wait > end:
-                    raise
-                time.sleep(wait)
+        return self._upload(body, media, headers)
 
     def get(self, job: str) -> Answer:
         """One job as it is now."""
-        return self._json("GET", f"/v1/videos/{quote(job)}")
+        return self._json("GET", f"/v1/videos/{quote(job, '')}", is_video, job=job)
 
     def list(self, **filters: Any) -> Answer:
         """A page of jobs: `limit`, `after`, `order`, `status`, `task`, `q`."""
-        return self._json("GET", f"/v1/videos?{urlencode(filters)}")
+        return self._json("GET", f"/v1/videos?{urlencode(filters)}", is_list)
 
     def model(self) -> Answer:
         """The weights the server runs, their limits and policies."""
-        answer = self._json("GET", "/v1/models")
+        answer = self._json("GET", "/v1/models", is_models)
         return dict(answer["data"][0])
 
     def cancel(self, job: str) -> Answer:
         """End a job that has not ended."""
-        return self._json("POST", f"/v1/videos/{quote(job)}/cancel")
+        return self._json("POST", f"/v1/videos/{quote(job, '')}/cancel", is_video, job=job)
 
     def remove(self, job: str) -> Answer:
         """Remove a job that has ended, with its files."""
-        return self._json("DELETE", f"/v1/videos/{quote(job)}")
+        return self._json("DELETE", f"/v1/videos/{quote(job, '')}", is_named, job=job)
 
     def events(self, job: str) -> Iterator[tuple[str, Answer]]:
         """(name, job) at every change, from its present state to its end; goes on over broken connections."""
-        broken = 0
+        patience = _Patience(self._patience, self._host, job)
         while True:
             try:
-                with self._open("GET", f"/v1/videos/{quote(job)}/events") as answer:
-                    for name, state in _events(answer):
-                        broken = 0
+                with self._open("GET", f"/v1/videos/{quote(job, '')}/events") as answer:
+                    for name, state in read_events(answer, self._host):
+                        patience.fresh()
                         yield name, state
                         if name in ENDED:
                             return
-            except (OSError, http.client.HTTPException) as error:
-                broken += 1
-                if broken >= TRIES:
-                    raise ServerError(0, f"{self._host} does not answer: {error}") from None
-            time.sleep(min(0.2 * 2**broken, 5.0))
+                time.sleep(0.2)  # it shuts down, and ends its streams first
+            except _FAULTS as error:
+                patience.wait(error)
 
     def wait(self, job: str, watch: Watch = ignore) -> Answer:
         """The job when it is complete, with progress to `watch`. ServerError when it failed or was cancelled."""
@@ -146,23 +189,32 @@ class Client:
 
     def download(self, job: str, path: str | os.PathLike[str], variant: str = "video") -> Path:
         """Write one of a finished job's files to `path`, whole or not at all; goes on after a broken connection."""
-        target, address = Path(path).absolute(), f"/v1/videos/{quote(job)}/content?variant={quote(variant)}"
+        target, address = Path(path).absolute(), f"/v1/videos/{quote(job, '')}/content?variant={quote(variant, '')}"
+        patience = _Patience(self._patience, self._host, job)
         with replacing(target) as temporary, temporary.open("wb") as file:
-            size: int | None = None
-            for attempt in range(TRIES):
+            while True:
                 headers = {"Range": f"bytes={file.tell()}-"} if file.tell() else {}
                 try:
                     with self._open("GET", address, headers=headers) as answer:
-                        size = file.tell() + int(answer.headers["Content-Length"]) if size is None else size
-                        while block := answer.read(BLOCK):
-                            file.write(block)
-                except (OSError, http.client.HTTPException):
-                    time.sleep(0.2 * 2**attempt)
-                if size is not None and file.tell() == size:
-                    break
-            else:
-                raise ServerError(0, f"{self._host} does not answer; {file.tell()} bytes of {variant} came")
-        return target
+                        if self._take(answer, file, patience):
+                            return target
+                    raise http.client.IncompleteRead(b"")
+                except _FAULTS as error:
+                    patience.wait(error)
+
+    def _take(self, answer: http.client.HTTPResponse, file: BinaryIO, patience: _Patience) -> bool:
+        """Write what comes behind what has come; whether that is all of it."""
+        if answer.status == 200 and file.tell():  # the whole again
+            file.seek(0)
+            file.truncate()
+        size = answer.headers.get("Content-Length", "")
+        if answer.status not in (200, 206) or not size.isdecimal():
+            raise stranger(answer, self._host, answer.read(BLOCK))
+        end = file.tell() + int(size)
+        while block := answer.read(BLOCK):
+            file.write(block)
+            patience.fresh()
+        return file.tell() == end
 
     def generate(
         self,
@@ -184,8 +236,11 @@ class Client:
         job = self.submit(request, priority=priority)
         try:
             job = self.wait(job["id"], watch)
-        except KeyboardInterrupt:
-            self.cancel(job["id"])
+        except KeyboardInterrupt as stop:
+            try:
+                self._json("POST", f"/v1/videos/{quote(job['id'], '')}/cancel", is_video, patience=0.0)
+            except TwinreelError as error:
+                stop.add_note(f"{job['id']} may still run: {error}")
             raise
         self.download(job["id"], target)
         self.download(job["id"], sidecar_path(target), "report")
@@ -195,7 +250,7 @@ class Client:
         data: Any = json.dumps(body).encode()
         headers = {**headers, "Content-Type": "application/json", "Content-Length": str(len(data))}
         if not media:
-            return self._json("POST", "/v1/videos", data, headers)
+            return self._json("POST", "/v1/videos", is_video, data, headers)
         mark = secrets.token_hex(16)
         parts = [(_part_head(mark, "request"), Medium(data=data))]
         parts += [(_part_head(mark, name, "file"), medium) for name, medium in media.items()]
@@ -210,20 +265,26 @@ class Client:
                 yield b"\r\n"
             yield end
 
-        return self._json("POST", "/v1/videos", stream, headers)
+        return self._json("POST", "/v1/videos", is_video, stream, headers)
 
-    def _json(self, method: str, path: str, data: Any = None, headers: Mapping[str, str] | None = None) -> Answer:
-        for attempt in range(TRIES):
+    def _json(
+        self,
+        method: str,
+        path: str,
+        good: Callable[[Any], bool],
+        data: Any = None,
+        headers: Mapping[str, str] | None = None,
+        *,
+        job: str | None = None,
+        patience: float | None = None,
+    ) -> Answer:
+        waits = _Patience(self._patience if patience is None else patience, self._host, job)
+        while True:
             try:
                 with self._open(method, path, data() if callable(data) else data, headers) as answer:
-                    made = json.loads(answer.read() or b"{}")
-                    assert isinstance(made, dict)
-                    return made
-            except (OSError, http.client.HTTPException) as error:
-                fault = error
-                if attempt + 1 < TRIES:
-                    time.sleep(0.2 * 2**attempt)
-        raise ServerError(0, f"{self._host} does not answer: {fault}")
+                    return read_answer(answer, good, self._host)
+            except _FAULTS as error:
+                waits.wait(error)
 
     def _open(self, method: str, path: str, data: Any = None, headers: Mapping[str, str] | None = None) -> _Answered:
         if self._secure:
@@ -238,8 +299,8 @@ class Client:
         kept = False
         try:
             answer = connection.getresponse()
-            if answer.status >= 400:
-                raise _error(answer)
+            if answer.status >= 300:
+                raise refusal(answer, self._host)
             kept = True
         finally:
             if not kept:
@@ -289,23 +350,19 @@ def _part_head(mark: str, name: str, file: str | None = None) -> bytes:
     return f'--{mark}\r\nContent-Disposition: form-data; name="{name}"{shown}\r\n\r\n'.encode()
 
 
-def _events(answer: http.client.HTTPResponse) -> Iterator[tuple[str, Answer]]:
-    name = ""
-    while line := answer.readline():
-        word, _, rest = line.decode("utf-8").rstrip("\r\n").partition(": ")
-        if word == "event":
-            name = rest
-        elif word == "data":
-            yield name, json.loads(rest)
+def _of_connection(error: Exception) -> bool:
+    kinds = ConnectionError | TimeoutError | socket.gaierror | ssl.SSLError | http.client.HTTPException
+    return isinstance(error, kinds) or isinstance(error, OSError) and error.errno in UNREACHABLE
 
 
-def _error(answer: http.client.HTTPResponse) -> TwinreelError:
-    try:
-        error = json.loads(answer.read())["error"]
-        message, field = str(error["message"]), error.get("field")
-    except (ValueError, KeyError, TypeError):
-        message, field = f"answered {answer.status} {answer.reason}", None
-    if answer.status == 422:
-        return RequestError(field or "request", message)
-    wait = answer.headers.get("Retry-After", "")
-    return ServerError(answer.status, f"{answer.status}: {message}", float(wait) if wait.isdecimal() else None)
+def _passes(error: Exception) -> bool:
+    """Whether time may mend it: a name that nobody has, a certificate or a server of another kind stays as it is."""
+    if isinstance(error, socket.gaierror):
+        return error.errno == socket.EAI_AGAIN
+    if isinstance(error, ssl.SSLError):
+        return isinstance(error, ssl.SSLEOFError | ssl.SSLZeroReturnError)
+    return isinstance(error, OSError | http.client.IncompleteRead)
+
+
+def _like(error: ServerError, message: str) -> ServerError:
+    return ServerError(error.status, message, error.wait)

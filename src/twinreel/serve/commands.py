@@ -21,7 +21,9 @@ def serve(command: Serve) -> int:
         from .server import serve as run
         from .service import Service
     except ModuleNotFoundError as error:
-        raise ConfigError(f"serve: {error.name} is not installed; install the extra, in its folder: pip install -e '.[serve]'") from None
+        raise ConfigError(
+            f"serve: {error.name} is not installed; install the extra, in its folder: pip install -e '.[serve]'"
+        ) from None
 
     def told(address: str) -> None:
         print("twinreel: listening; Ctrl-C ends it", file=sys.stderr)
@@ -57,5 +59,6 @@ def generate(command: Generate) -> dict[str, Any]:
         key = first_line(command.server_key_file, "--server-key-file")
     assert command.server is not None
     with progress(command.report.quiet) as watch:
+        Client(command.server, key).model()  # a wrong address is said at once; what was there once is waited for
         client = Client(command.server, key, patience=3600.0)
         return client.generate(request, target, watch, overwrite=output.overwrite)

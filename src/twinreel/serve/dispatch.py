@@ -9,12 +9,12 @@ import shutil
 import sqlite3
 import threading
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from .folder import leftovers
 from .hub import Hub, State
-from .jobs import CANCELLED, COMPLETED, FAILED, Job, Jobs, strangers
+from .jobs import CANCELLED, COMPLETED, FAILED, Job, Jobs
 from .metrics import Metrics
 from .options import GIB, ServeOptions
 from .runner import EngineLost, Runner, Work, outcome_file
@@ -238,8 +238,8 @@ def recover(jobs: Jobs, max_starts: int) -> None:
 
 
 def sweep(jobs: Jobs) -> None:
-    """Remove what no row knows and every unfinished upload: only while nobody can be sending any."""
-    for path in [*strangers(jobs.folder, jobs.ids()), *(jobs.folder / "incoming").glob("*")]:
+    """Remove what of ours no row knows and every unfinished upload: only while nobody can be sending any."""
+    for path in leftovers(jobs.folder, jobs.ids()):
         shutil.rmtree(path, ignore_errors=True)
 
 
@@ -274,7 +274,7 @@ def sync_folder(folder: Path) -> int:
     return total
 
 
-def expire(jobs: Jobs, days: float, most: float, remove: Callable[..., None] = shutil.rmtree) -> list[str]:
+def expire(jobs: Jobs, days: float, most: float) -> list[str]:
     """Remove ended jobs that are too old, then the oldest until the rest takes at most `most` bytes; their ids."""
     ended, limit = jobs.ended(), time.time() - days * 86400
     total, gone = sum(job.bytes for job in ended), []
@@ -283,6 +283,5 @@ def expire(jobs: Jobs, days: float, most: float, remove: Callable[..., None] = s
             break
         total -= job.bytes
         if jobs.remove(job.id):
-            remove(jobs.path(job.id), ignore_errors=True)
             gone.append(job.id)
     return gone

@@ -22,6 +22,9 @@ REDIRECTS = 3
 WAIT_SECONDS, MAX_SECONDS = 10.0, 60.0
 PORTS = {"http": 80, "https": 443}
 BLOCK = 1 << 16
+# Not the internet at large, whatever the table of this Python says: site-local, protocol assignments, relays of 6to4,
+# documentation.
+_CLOSED = [ipaddress.ip_network(text) for text in ("fec0::/10", "192.0.0.0/24", "192.88.99.0/24", "3fff::/20")]
 _NAT64 = ipaddress.ip_network("64:ff9b::/96")
 
 
@@ -34,7 +37,7 @@ def is_public(address: str) -> bool:
             inner = ipaddress.IPv4Address(int(ip) & 0xFFFFFFFF)
         if inner is not None:
             return is_public(str(inner))
-    return ip.is_global and not ip.is_multicast and not ip.is_reserved
+    return ip.is_global and not ip.is_multicast and not ip.is_reserved and not any(ip in net for net in _CLOSED)
 
 
 def resolve(host: str, port: int) -> list[str]:

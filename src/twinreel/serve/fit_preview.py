@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from ..demo import bundled_model
 from ..engine import Engine, EngineConfig
 from ..media.read import read_source
-from ..output.report import replacing
+from ..output.placing import replacing
 from ..pipeline import encode_pixels
 from ..request import Reference
 from ..sources import Clip

@@ -146,6 +146,9 @@ def _add(order: Order, name: str, condition: dict[str, Any]) -> None:
     conditions = order.body.setdefault("conditions", [])
     if not isinstance(conditions, list):
         raise RequestError("conditions", f"got {type(conditions).__name__}; a list is needed")
+    index = condition.get("frame_index")
+    if index is not None and any(isinstance(item, Mapping) and item.get("frame_index") == index for item in conditions):
+        raise RequestError(name, "is a frame that was given before; keep one")
     conditions = order.body["conditions"] = [*conditions, condition]
     order.names[f"conditions[{len(conditions) - 1}]"] = name
 

@@ -8,17 +8,21 @@ from __future__ import annotations
 
 import json
 import secrets
+import shutil
 import sqlite3
 import threading
 import time
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
 QUEUED, RUNNING, COMPLETED, FAILED, CANCELLED = "queued", "in_progress", "completed", "failed", "cancelled"
 ENDED = (COMPLETED, FAILED, CANCELLED)
+OURS, NEW, FOREIGN = "ours", "new", "foreign"
+QUEUE = "queue.sqlite"
 VERSION = 1
+APPLICATION = 0x74777266  # says that a file is a queue of ours: SQLite's application_id
 SCHEMA = """
 CREATE TABLE jobs (
     seq INTEGER PRIMARY KEY AUTOINCREMENT,
@@ -93,6 +97,20 @@ class Conflict(Exception):
     """An idempotency key came again with another body."""
 
 
+def kind_of(path: Path) -> str:
+    """What the database at `path` is: OURS, NEW (nothing is in it) or FOREIGN. Only reads. Raises sqlite3.Error."""
+    db = sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True, timeout=10)
+    try:
+        mark = db.execute("PRAGMA application_id").fetchone()[0]
+        columns = [row[1] for row in db.execute("PRAGMA table_info(jobs)")]
+        parts = db.execute("SELECT count(*) FROM sqlite_master").fetchone()[0]
+    finally:
+        db.close()
+    if mark == APPLICATION or columns == [item.name for item in fields(Job)]:  # the first queues bore no mark
+        return OURS
+    return FOREIGN if mark or parts else NEW
+
+
 def new_id() -> str:
     """A job's public name, which cannot be guessed."""
     return f"video_{secrets.token_hex(12)}"
@@ -104,16 +122,20 @@ class Jobs:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self._lock = threading.RLock()
-        self._db = sqlite3.connect(folder / "queue.sqlite", check_same_thread=False, isolation_level=None, timeout=10)
+        kind = kind_of(folder / QUEUE) if (folder / QUEUE).exists() else NEW
+        if kind == FOREIGN:
+            raise sqlite3.DatabaseError("it is another program's")
+        self._db = sqlite3.connect(folder / QUEUE, check_same_thread=False, isolation_level=None, timeout=10)
         self._db.row_factory = sqlite3.Row
         self._db.execute("PRAGMA journal_mode=WAL")
         # FULL: a commit is on the disk when it returns, power cut or not
         self._db.execute("PRAGMA synchronous=FULL")
         version = self._db.execute("PRAGMA user_version").fetchone()[0]
-        if version == 0:
-            self._db.executescript(f"BEGIN;{SCHEMA}PRAGMA user_version={VERSION};COMMIT;")
+        if kind == NEW:
+            marks = f"PRAGMA application_id={APPLICATION};PRAGMA user_version={VERSION};"
+            self._db.executescript(f"BEGIN;{SCHEMA}{marks}COMMIT;")
         elif version != VERSION:
-            raise sqlite3.DatabaseError(f"{folder}/queue.sqlite has version {version}; this program writes {VERSION}")
+            raise sqlite3.DatabaseError(f"it has version {version}; this program writes {VERSION}")
 
     def close(self) -> None:
         """Let go of the file."""
@@ -192,11 +214,24 @@ class Jobs:
             self._db.execute("UPDATE jobs SET bytes = bytes + ? WHERE id = ?", (size, job))
 
     def remove(self, job: str) -> bool:
-        """Forget a job that has ended; its folder is the caller's to remove. False when it has not, or is unknown."""
+        """Forget a job that has ended, and remove its folder. False when it has not, or is unknown.
+
+        On a full disk the files go first: without the room they give, the row cannot be removed.
+        """
+        found = self.get(job)
+        if found is None or found.status not in ENDED:
+            return False
+        try:
+            self._forget(job)
+        except sqlite3.OperationalError:
+            shutil.rmtree(self.path(job), ignore_errors=True)
+            self._forget(job)
+        shutil.rmtree(self.path(job), ignore_errors=True)
+        return True
+
+    def _forget(self, job: str) -> None:
         with self._lock:
-            marks = ",".join("?" * len(ENDED))
-            done = self._db.execute(f"DELETE FROM jobs WHERE id = ? AND status IN ({marks})", (job, *ENDED))
-        return done.rowcount == 1
+            self._db.execute("DELETE FROM jobs WHERE id = ?", (job,))  # an ended job never goes back
 
     def running(self) -> list[Job]:
         """Jobs a dead server left running."""
@@ -233,7 +268,7 @@ class Jobs:
             if filters.get(column):
                 clauses.append(f"{column} = ?")
                 values.append(filters[column])
-        for word in str(filters.get("q") or "").split()[:8]:
+        for word in str(filters.get("q") or "").split():
             clauses.append("instr(lower(prompt), lower(?)) > 0")
             values.append(word)
         if after is not None:
@@ -285,10 +320,3 @@ def _job(row: sqlite3.Row) -> Job:
 
 def _dumped(value: Any) -> str | None:
     return None if value is None else json.dumps(value)
-
-
-def strangers(folder: Path, known: Iterable[str]) -> list[Path]:
-    """Job folders that no row knows: a client that was not told of them, or a removal that was cut short."""
-    keep = set(known)
-    root = folder / "jobs"
-    return [path for path in sorted(root.iterdir()) if path.name not in keep] if root.is_dir() else []

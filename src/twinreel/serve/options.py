@@ -146,5 +146,8 @@ def first_line(path: Path, name: str) -> str:
 def _read_key(path: Path) -> str:
     key = first_line(path, "api_key_file")
     if len(key) < SHORTEST_KEY or not key.isascii() or not key.isprintable():
-        raise ConfigError(f"api_key_file: the key in {path} needs {SHORTEST_KEY} or more printable ASCII characters")
+        raise ConfigError(
+            f"api_key_file: the first line of {path} is no key: {SHORTEST_KEY} or more printable ASCII characters are "
+            f"needed; make one with: python -c 'import secrets; print(secrets.token_urlsafe())' > {path}"
+        )
     return key

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ..output.report import replacing
+from ..output.placing import replacing
 
 if TYPE_CHECKING:
     from ..engine import Engine

@@ -48,6 +48,7 @@ class Probe:
         self._seconds = seconds
         self._turn = threading.Lock()
         self._child: Child | None = None
+        self._stopped = False
 
     def check(self, body: dict[str, Any], spec: Spec, model: dict[str, Any]) -> dict[str, Any]:
         """`facts_of` a request whose media are files. Raises RequestError."""
@@ -61,12 +62,17 @@ class Probe:
         self._ask({"do": "frames", "video": str(video), "target": str(target)})
 
     def stop(self) -> None:
-        """End the process."""
+        """End the process, whatever it reads; who waits for it is told so."""
+        self._stopped, child = True, self._child
+        if child is not None:
+            child.stop(0.0)
         with self._turn:
             self._end()
 
     def _ask(self, order: dict[str, Any]) -> dict[str, Any]:
         with self._turn:
+            if self._stopped:
+                raise RequestError("conditions", "the server is shutting down; send it again")
             try:
                 if self._child is None or not self._child.alive:
                     self._child = Child(self._command)
@@ -136,7 +142,7 @@ def write_frames(video: Path, target: Path) -> None:
     import av
 
     from ..output import FRAME_NAME
-    from ..output.report import replacing
+    from ..output.placing import replacing
 
     with replacing(target) as temporary, zipfile.ZipFile(temporary, "w", zipfile.ZIP_STORED) as archive:
         with av.open(str(video)) as container:

@@ -12,7 +12,8 @@ from typing import Any
 import numpy as np
 
 from ..output import OutputOptions, latents_path
-from ..output.report import replacing, sidecar_path
+from ..output.placing import replacing
+from ..output.report import sidecar_path
 from ..spec import SAMPLE_RATE
 from .runner import outcome_file
 

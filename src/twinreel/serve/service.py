@@ -6,18 +6,17 @@ import hashlib
 import json
 import os
 import re
-import secrets
 import shutil
-import sqlite3
 import sys
+import threading
 import time
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 from ..config import EngineConfig, check_config
-from ..errors import ConfigError, RequestError
+from ..errors import RequestError
 from ..limits import SEEDS, shown
 from ..policy_options import parse_policy
 from ..request import check_request
@@ -26,20 +25,23 @@ from ..spec import Spec
 from ..weights import locate, read_spec
 from .dispatch import Dispatcher
 from .fetch import Fetcher
+from .folder import claim, new_incoming, open_queue, sync
 from .hub import Hub
 from .intake import Order, Placer, kind_of_file
-from .jobs import ENDED, RUNNING, Draft, Job, Jobs, new_id
+from .jobs import ENDED, RUNNING, Draft, Job, new_id
 from .metrics import Metrics
 from .options import GIB, MIB, ServeOptions, check_options
 from .probe import Probe, facts_of
 from .runner import EngineRunner, Runner
 from .security import Guard
+from .turns import Turns
 from .uploads import Limits, make_room
 from .warm import check_warm
 
 BUNDLED = "twinreel-bundled"
 ONCE_CHARACTERS = 200
 EXTRACT_SECONDS = 600.0
+CHECKS, WAITING = 4, 32  # requests whose media are fetched and read at once, and that wait for it
 
 
 class Unavailable(Exception):
@@ -121,6 +123,8 @@ class Service:
         self.extractor = Probe(seconds=EXTRACT_SECONDS)  # of its own, so that nobody's request waits for it
         self.room = make_room(self.folder, options.spare_gib * GIB)
         self.limits = Limits(options.upload_mib * MIB, options.megapixels * 1e6, options.idle_seconds, self.room)
+        self.checks, self.extracts = Turns("checks of media", CHECKS, WAITING), Turns("extractions", 1, WAITING)
+        self._extracting = threading.Lock()
         self.stopping = False
 
     def start(self) -> None:
@@ -160,9 +164,7 @@ class Service:
 
     def incoming(self) -> Path:
         """A new folder for a request that is being received; `discard` it."""
-        path = self.folder / "incoming" / secrets.token_hex(8)
-        path.mkdir(parents=True)
-        return path
+        return new_incoming(self.folder)
 
     def discard(self, folder: Path) -> None:
         """Remove what was received; a queued job has its own links to it."""
@@ -244,11 +246,8 @@ class Service:
         return self.dispatcher.cancel(job)
 
     def remove(self, job: str) -> bool:
-        """Remove a job that has ended, and its files."""
-        if not self.jobs.remove(job):
-            return False
-        shutil.rmtree(self.jobs.path(job), ignore_errors=True)
-        return True
+        """See `Jobs.remove`."""
+        return self.jobs.remove(job)
 
     def ready(self) -> tuple[bool, str, str | None]:
         """(a job sent now would start, the engine's state in a word, why not)."""
@@ -257,10 +256,16 @@ class Service:
             return False, "stopped", "the server is shutting down"
         return state == "ready" and cause is None, state, None if cause is None else pathless(cause)
 
+    def frames_of(self, job: Job) -> Path:
+        """Where the ZIP of a finished job's frames lies once it was asked for."""
+        return self.jobs.path(job.id) / "frames.zip"
+
     def frames(self, job: Job) -> Path:
         """The ZIP of a finished job's frames, made when first asked for. Raises Unavailable, OSError."""
-        target = self.jobs.path(job.id) / "frames.zip"
-        if not target.exists():
+        target = self.frames_of(job)
+        with self._extracting:
+            if target.exists():
+                return target
             self.room()
             try:
                 self.extractor.frames(self.jobs.path(job.id) / "video.mp4", target)
@@ -303,37 +308,3 @@ def without_paths(text: str, folder: Path) -> str:
 def pathless(text: str) -> str:
     """A message for clients: files of this machine by their last names alone."""
     return re.sub(r"(?<![\w.:/])(?:/[\w.@+~-]+)+/([\w.@+~-]+)", r"\1", text)
-
-
-def sync(path: Path) -> None:
-    """Have a file or folder on the disk when this returns."""
-    number = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(number)
-    finally:
-        os.close(number)
-
-
-def open_queue(folder: Path) -> Jobs:
-    """The queue in `folder`. Raises ConfigError for a file that is none, or another program's."""
-    try:
-        return Jobs(folder)
-    except sqlite3.Error as error:
-        raise ConfigError(f"data: {folder}/queue.sqlite cannot be used ({error}); name another folder") from None
-
-
-def claim(folder: Path) -> IO[str]:
-    """Make `folder` and its parts, and hold it for this process as long as the result is open. Raises ConfigError."""
-    import fcntl
-
-    try:
-        for part in (folder, folder / "jobs", folder / "incoming"):
-            part.mkdir(parents=True, exist_ok=True)
-            part.chmod(0o700)  # prompts and media are for the server's user alone
-        file = (folder / "server.lock").open("w")
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        raise ConfigError(f"data: another server uses {folder}; give this one its own folder") from None
-    except OSError as error:
-        raise ConfigError(f"data: {folder} cannot be written to ({error.strerror}); name another folder") from None
-    return file

@@ -14,11 +14,11 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from python_multipart import MultipartParser
-from python_multipart.exceptions import MultipartParseError
+from python_multipart.exceptions import FormParserError
 from python_multipart.multipart import parse_options_header
 
 from ..errors import RequestError
-from ..limits import REFERENCES_IN_ALL
+from ..limits import REFERENCES_IN_ALL, shown
 from ..media.addresses import HEAD, OTHER, PICTURE, judge
 
 JSON_BYTES = 1 << 20  # of a request without its media
@@ -26,6 +26,9 @@ FIELD_BYTES = 64 << 10
 FIELDS = 64
 SIZE_HEAD = 256 << 10  # a picture that has not said its size by then is refused when it is read
 NAME_CHARACTERS = 100
+BOUNDARY_BYTES = 70  # RFC 2046
+UTF8 = ("utf-8", "utf8", "us-ascii")
+PLAIN = ("binary", "8bit", "7bit")  # transfer encodings that change nothing
 
 
 class TooLarge(Exception):
@@ -96,22 +99,39 @@ async def read_whole(stream: AsyncIterator[bytes], idle: float, most: int) -> by
 
 async def read_form(stream: AsyncIterator[bytes], content_type: str, folder: Path, limits: Limits) -> Form:
     """Read a multipart body, its files into `folder`. Raises TooLarge, TooSlow, Unreadable, RequestError, OSError."""
-    boundary = parse_options_header(content_type)[1].get(b"boundary")
-    if not boundary:
-        raise Unreadable("multipart/form-data without a boundary")
-    reader = _FormReader(folder, limits)
-    parser = MultipartParser(boundary, reader.callbacks())
+    boundary = header_options(content_type).get("boundary", b"")
+    if not 1 <= len(boundary) <= BOUNDARY_BYTES:
+        raise Unreadable(
+            f"multipart/form-data with a boundary of {len(boundary)} bytes; 1 to {BOUNDARY_BYTES} are taken"
+        )
+    reader, came = _FormReader(folder, limits), 0
     try:
+        parser = MultipartParser(boundary, reader.callbacks())
         async for chunk in patient(stream, limits.idle):
+            came += len(chunk)
+            if came > limits.bytes + JSON_BYTES:  # whatever it is: between parts and behind the last one, too
+                raise TooLarge(f"the body is larger than {limits.bytes >> 20:,} MiB")
             await asyncio.to_thread(parser.write, chunk)
         parser.finalize()
-    except MultipartParseError as error:
+    except FormParserError as error:
         raise Unreadable(f"the multipart body is damaged: {error}") from None
     finally:
         reader.close()
     if not reader.ended:
         raise Unreadable("the multipart body ends in the middle")
     return reader.form
+
+
+def header_options(value: str | bytes) -> dict[str, bytes]:
+    """The parameters of a header such as a content type, their names in small letters."""
+    # bytes, each of which the parser takes for a character: text beyond Latin-1 is more than it can write back
+    data = value.encode("latin-1", "replace") if isinstance(value, str) else value
+    return {name.decode("latin-1").lower(): text for name, text in parse_options_header(data)[1].items()}
+
+
+def charset_of(content_type: str | bytes) -> str:
+    """The character set that a content type names; UTF-8 where it names none."""
+    return header_options(content_type).get("charset", b"utf-8").decode("latin-1").strip().lower()
 
 
 class Spool:
@@ -197,7 +217,7 @@ class _FormReader:
     def __init__(self, folder: Path, limits: Limits) -> None:
         self._folder, self._limits = folder, limits
         self.form, self.ended = Form(), False
-        self._name, self._value, self._disposition = bytearray(), bytearray(), ""
+        self._name, self._value, self._headers = bytearray(), bytearray(), dict[bytes, bytes]()
         self._part, self._text = "", bytearray()
         self._spool: Spool | None = None
         self._total = 0
@@ -224,24 +244,35 @@ class _FormReader:
             raise TooLarge("a header of a part is too long")
 
     def _part_begin(self) -> None:
-        self._disposition, self._spool, self._text = "", None, bytearray()
+        self._headers, self._spool, self._text = {}, None, bytearray()
 
     def _header_end(self) -> None:
-        if self._name.lower() == b"content-disposition":
-            self._disposition = self._value.decode("utf-8", "replace")
+        self._headers[bytes(self._name.lower())] = bytes(self._value)
         self._name, self._value = bytearray(), bytearray()
 
     def _headers_finished(self) -> None:
-        _, options = parse_options_header(self._disposition)
-        self._part = options.get(b"name", b"").decode("utf-8", "replace")[:NAME_CHARACTERS]
+        options = header_options(self._headers.get(b"content-disposition", b""))
+        try:
+            self._part = options.get("name", b"").decode("utf-8")[:NAME_CHARACTERS]
+        except UnicodeDecodeError:
+            raise Unreadable("the name of a part is not UTF-8") from None
         if not self._part:
             raise Unreadable("a part has no name")
-        if b"filename" in options:  # the name itself is not looked at: files are numbered
+        coding = self._headers.get(b"content-transfer-encoding", b"binary").decode("latin-1").strip()
+        if coding.lower() not in PLAIN:
+            raise RequestError(
+                self._part, f"has the Content-Transfer-Encoding {shown(coding)}; send the bytes themselves"
+            )
+        if "filename" in options:  # the name itself is not looked at: files are numbered
             if len(self.form.files) >= self._limits.files:
                 raise TooLarge(f"more than {self._limits.files} files")
             path = self._folder / f"in-{len(self.form.files)}"
             self._spool = Spool(self._part, path, self._limits, self._part)
-        elif len(self.form.fields) >= FIELDS:
+            return
+        charset = charset_of(self._headers.get(b"content-type", b""))
+        if charset not in UTF8:
+            raise RequestError(self._part, f"has the character set {shown(charset)}; send UTF-8")
+        if len(self.form.fields) >= FIELDS:
             raise TooLarge(f"more than {FIELDS} fields")
 
     def _data(self, data: bytes, start: int, end: int) -> None:

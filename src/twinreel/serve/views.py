@@ -59,7 +59,7 @@ def video(service: Service, job: Job, variants: list[str] | None = None) -> Vide
         warnings=list(dict.fromkeys([*facts.get("warnings", ()), *outcome.get("warnings", ())])),
         inputs=inputs(job),
         request={**job.body, "conditions": stored_conditions(job)},
-        files=file_sizes(outcome),
+        files=file_sizes(service, job),
         sha256=outcome.get("sha256", {}),
         took=service.took(job),
         error=None if job.error is None else failure(job),
@@ -105,11 +105,17 @@ def inputs(job: Job) -> list[Input]:
     return made
 
 
-def file_sizes(outcome: dict[str, Any]) -> dict[str, int]:
+def file_sizes(service: Service, job: Job) -> dict[str, int]:
     """Bytes by variant of the content; `frames` is made when asked for and then has some."""
+    outcome = job.outcome or {}
     names, sizes = outcome.get("files", {}), outcome.get("sizes", {})
     present = {kind: sizes[names[kind]] for kind in TYPES if kind in names and names[kind] in sizes}
-    return {"frames": 0, **present} if "video" in present else present
+    if "video" not in present:
+        return present
+    try:
+        return {"frames": service.frames_of(job).stat().st_size, **present}
+    except OSError:  # not made yet
+        return {"frames": 0, **present}
 
 
 def failure(job: Job) -> Failure:

@@ -13,7 +13,8 @@ from ..errors import ConfigError
 from ..output.report import versions
 from ..watch import Watch, ignore
 from .frozen import FROZEN, Named
-from .trace import MANIFEST, Trace, compare_traces
+from .setups import Setup, check_setups
+from .trace import MANIFEST, Trace, amount, compare_traces
 
 # Values that are ours on both sides, so that their equality says nothing.
 SHARED = ("patches of pictures shown to the conditioner (tests hold them to the public processors)",
@@ -38,8 +39,8 @@ def against_diffusers(config: EngineConfig, requests: Sequence[Named], watch: Wa
     weights = parts.weights
     if weights.layout != "diffusers":
         raise ConfigError(f"{weights.path} has layout {weights.layout}; diffusers reads its own only")
+    kept = check_setups([Setup(config)], requests)
     oracle = Oracle(weights.path, parts.choices, parts.spec)
-    kept = [named for named in requests if named.request.resolved_task in parts.spec.tasks]
     rows = []
     for named in kept:
         request = replace(named.request, noise="sequential", policy="every-step")
@@ -80,9 +81,8 @@ def table(report: Mapping[str, Any]) -> str:
         if first is None:
             lines.append(f"  {row['request']}: equal bits at {', '.join(row['compared'])}")
             continue
-        amount = first.get("why") or f"max {first['max']:.3g}, relative L1 {first['relative_l1']:.3g}"
-        lines.append(f"  {row['request']}: first difference at {first['boundary']}, {first['tensor']}: {amount}")
+        lines.append(f"  {row['request']}: first difference at {first['boundary']}, {first['tensor']}: {amount(first)}")
         for item in row["boundaries"]:
             if not item["equal"] and "why" not in item:
-                lines.append(f"    {item['boundary']} {item['tensor']}: relative L1 {item['relative_l1']:.3g}")
+                lines.append(f"    {item['boundary']} {item['tensor']}: {amount(item)}")
     return "\n".join([*lines, "identical" if report["identical"] else "not identical"])

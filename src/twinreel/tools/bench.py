@@ -1,6 +1,7 @@
-"""`python -m twinreel.tools.bench ops|dit|vae|memory|scaling`: figures of one machine; the last line is one JSON object.
+"""`twinreel bench ops|dit|vae|encoder|e2e|memory|scaling`: figures of one machine; the last line is one JSON object.
 
 It needs no weights, and neither PyAV nor the command line's libraries: weights and inputs are random.
+`python -m twinreel.tools.bench` is the same program.
 """
 
 from __future__ import annotations
@@ -8,130 +9,233 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Mapping, Sequence
+from contextlib import nullcontext, redirect_stdout
+from typing import TYPE_CHECKING, Any
 
-import torch
-
-from ..errors import ConfigError
-from ..ops import quantized, select
+from ..complaint import explain
+from ..config import VAE_ENCODES, EngineConfig, resolve, set_flags
+from ..errors import ConfigError, TwinreelError
+from ..flag_words import parse_size
 from ..precision import check_weights, parse_precision
-from ..spec import Spec
-from .bench_dit import Setting, Sizes, Way, bench_dit, plan_of
-from .bench_memory import bench_memory
-from .bench_ops import bench_ops
-from .bench_vae import bench_vae
-from .timing import card
 
-DTYPES = {"bf16": torch.bfloat16, "fp32": torch.float32, "fp8": torch.bfloat16}
+if TYPE_CHECKING:
+    import torch
+
+    from ..spec import Spec
+    from .bench_dit import Setting, Sizes, Way
+
+TEXTS = {
+    "ops": "every op of the kernel table beside a copy",
+    "dit": "whole model calls beside their floor",
+    "vae": "decode and encode of a clip",
+    "encoder": "prompts through the conditioner",
+    "e2e": "whole requests through an engine",
+    "memory": "a call under caps of device memory",
+}
+PASSES = ("auto", "triton", "reference")
 
 
 def parser() -> argparse.ArgumentParser:
     """The flags."""
-    flags = argparse.ArgumentParser(prog="python -m twinreel.tools.bench", description=__doc__)
-    flags.add_argument("what", choices=("ops", "dit", "vae", "memory"))
+    whole = argparse.ArgumentParser(prog="twinreel bench", description=__doc__, allow_abbrev=False)
+    kinds = whole.add_subparsers(dest="what", required=True, metavar="WHAT")
+    made = {name: kinds.add_parser(name, help=text, description=text) for name, text in TEXTS.items()}
+    kinds.add_parser("scaling", help="one host's GPUs, one topology after the other", add_help=False)
+    for name, flags in made.items():
+        flags.allow_abbrev = False
+        _shared(flags, name)
+        if name in ("dit", "e2e", "memory"):
+            flags.add_argument("--attention", default="auto", help="as in the engine")
+            choices = {"dit": ("live", "precompute", "both"), "e2e": ("auto", "live", "precompute")}
+            flags.add_argument("--adaln", choices=choices.get(name, ("live", "precompute")), default="precompute")
+            if name == "dit":
+                flags.add_argument("--ops", nargs="+", default=["auto"], help="tables, compared with the first")
+            else:
+                flags.add_argument("--ops", default="auto", help="table of kernels")
+        if name in ("ops", "dit", "memory"):
+            flags.add_argument("--layers", type=int, help="blocks of the DiT, instead of the shape's")
+    _own(made)
+    return whole
+
+
+def _shared(flags: argparse.ArgumentParser, name: str) -> None:
     flags.add_argument("--shape", choices=("released", "bundled"), default="released", help="sizes of the model")
-    flags.add_argument("--layers", type=int, help="blocks of the DiT, instead of the shape's")
-    flags.add_argument("--frames", type=int, default=124)
-    flags.add_argument("--size", help="WxH; default 1344x768, or the bundled model's own")
-    flags.add_argument("--text", type=int, default=300, help="prompt rows")
-    flags.add_argument("--rows", type=int, help="ops: packed rows, instead of those of --frames and --size")
-    flags.add_argument("--device", default="cuda:0" if torch.cuda.is_available() else "cpu")
-    flags.add_argument(
-        "--precision",
-        nargs="+",
-        default=["bf16"],
-        help="bf16, fp32, fp8 (as in the engine); dit: one or more, compared",
+    flags.add_argument("--device", default="auto", help="auto, cpu, cuda or cuda:N")
+    flags.add_argument("--json", action="store_true", help="one JSON line on stdout, everything else on stderr")
+    if name != "e2e":
+        flags.add_argument("--seconds", type=float, default=1.0, help="how long each figure is measured")
+    if name != "encoder":
+        flags.add_argument("--frames", type=int, default=124)
+        flags.add_argument("--size", help="WxH; default 1344x768, or the bundled model's own")
+    if name in ("ops", "dit", "e2e", "memory"):
+        flags.add_argument("--text", type=int, default=300, help="prompt rows")
+    if name != "vae":
+        more: dict[str, Any] = {"dit": {"nargs": "+", "help": "bf16, fp32, fp8 with its fields; compared"}}
+        more["e2e"] = {"help": "as in the engine"}
+        default: Any = ["bf16"] if name == "dit" else "bf16"
+        flags.add_argument("--precision", default=default, **more.get(name, {"choices": ("bf16", "fp32")}))
+
+
+def _own(made: Mapping[str, argparse.ArgumentParser]) -> None:
+    made["ops"].add_argument("--rows", type=int, help="packed rows, instead of those of --frames and --size")
+    dit, vae, encoder, e2e = (made[name] for name in ("dit", "vae", "encoder", "e2e"))
+    dit.add_argument("--profile", action="store_true", help="the kernels of a call by time")
+    dit.add_argument("--against", choices=("diffusers",), help="also its class, on the same weights and inputs")
+    dit.add_argument("--compile", action="store_true", help="--against: also with its blocks compiled")
+    vae.add_argument("--only", choices=("decode", "encode"), help="leave the other half out")
+    vae.add_argument(
+        "--passes", nargs="+", choices=PASSES, default=["auto"], help="of the decoder, compared bit for bit"
     )
-    flags.add_argument("--ops", nargs="+", default=["auto"], help="dit: one or more tables, compared with the first")
-    flags.add_argument("--attention", default="auto")
-    flags.add_argument("--adaln", choices=("live", "precompute", "both"), default="precompute")
-    flags.add_argument("--tile-batch", type=int, nargs="+", default=[1, 4], help="vae: tiles a call when decoding")
-    flags.add_argument("--encode-frames", type=int, default=22, help="vae: frames to encode")
-    flags.add_argument("--seconds", type=float, default=1.0, help="how long each figure is measured")
-    flags.add_argument("--caps", type=float, nargs="+", default=[80, 48, 24], help="memory: GiB of the device to use")
-    flags.add_argument("--profile", action="store_true", help="dit: the kernels of a call by time")
-    return flags
+    vae.add_argument("--tile-batch", type=int, nargs="+", default=[4], help="tiles a call when decoding")
+    vae.add_argument("--encode", nargs="+", choices=VAE_ENCODES, help="default fp32 and tf32, on a CPU fp32")
+    vae.add_argument("--encode-frames", type=int, default=22, help="frames to encode; fp32 takes half a second each")
+    vae.add_argument("--fewest", type=int, default=3, help="runs that a figure has at least; 1: long ones run once")
+    encoder.add_argument("--tokens", type=int, nargs="+", default=[300, 1500], help="of the prompts")
+    encoder.add_argument("--stream", action="store_true", help="also layer by layer from page-locked host memory")
+    e2e.add_argument("--steps", type=int, default=50)
+    e2e.add_argument("--policy", nargs="+", default=[], help="also with each of these step policies")
+    e2e.add_argument("--residency", default="auto", help="as in the engine")
+    made["memory"].add_argument("--caps", type=float, nargs="+", default=[80, 48, 24], help="GiB of the device to use")
 
 
 def main(words: Sequence[str] | None = None) -> int:
-    """Run one bench. Exit code 0, or 2 for a table or an attention that cannot run here."""
-    words = list(sys.argv[1:] if words is None else words)
-    if words[:1] == ["scaling"]:
+    """Run one bench, and explain what refuses it in three lines. Exit codes are those of the command line."""
+    try:
+        return perform(sys.argv[1:] if words is None else words)
+    except TwinreelError as error:
+        print(explain(error, command="bench"), file=sys.stderr)
+        return error.exit_code
+
+
+def perform(words: Sequence[str]) -> int:
+    """Run the bench that `words` ask for. Raises ConfigError for what this machine or these sizes cannot do, RequestError
+    for a request that no model would run."""
+    if list(words[:1]) == ["scaling"]:
         from . import bench_scaling
 
         return bench_scaling.main(words[1:])
     flags = parser().parse_args(words)
-    try:
-        result = run(flags)
-    except (ValueError, ConfigError) as error:
-        print(f"bench: {error}", file=sys.stderr)
-        return 2
-    print(json.dumps({"bench": flags.what, "shape": flags.shape, "torch": torch.__version__, **result}))
+    with redirect_stdout(sys.stderr) if flags.json else nullcontext():
+        try:
+            result = run(flags)
+        except ValueError as error:
+            raise ConfigError(str(error)) from error
+    import torch
+
+    print(json.dumps({"bench": flags.what, "shape": flags.shape, "torch": torch.__version__, **result}, default=str))
     return 0
 
 
 def run(flags: argparse.Namespace) -> dict[str, Any]:
-    """The figures that `flags` ask for, as plain values. Raises ValueError."""
-    spec, device = _spec(flags), torch.device(flags.device)
-    width, _, height = (flags.size or "1344x768").partition("x")
-    size = (int(width), int(height)) if flags.size or flags.shape == "released" else None
-    sizes = Sizes(flags.frames, size, flags.text)
-    _set_flags()
-    if flags.what == "ops":
-        rows = flags.rows or plan_of(sizes, spec)[1].tags_S.shape[0]
-        return bench_ops(spec.dit, rows, device, _dtype(flags.precision), flags.seconds)
-    if flags.what == "vae":
-        return bench_vae(
-            spec, sizes, device, flags.tile_batch, encode_frames=flags.encode_frames, seconds=flags.seconds
-        )
-    dtype = _dtype(flags.precision)
+    """The figures that `flags` ask for, as plain values. Raises ValueError, ConfigError, RequestError."""
+    from .random_weights import shape_spec
+
+    for name in ("seconds", "frames", "text", "rows", "layers", "fewest", "encode_frames"):
+        if (value := getattr(flags, name, None)) is not None and value <= 0:
+            raise ConfigError(f"--{name.replace('_', '-')}: got {value}; give more than 0")
+    # flags of a stage that convolves in fp32; what a bench runs on, it chooses itself
+    choices = resolve(EngineConfig(device=flags.device, ops="reference", attention="sdpa"))
+    set_flags("denoise", choices)
+    return RUNS[flags.what](flags, shape_spec(flags.shape, getattr(flags, "layers", None)), choices.device)
+
+
+def _sizes(flags: argparse.Namespace) -> Sizes:
+    from .bench_dit import Sizes
+
+    size = flags.size or ("1344x768" if flags.shape == "released" else None)
+    return Sizes(flags.frames, parse_size(size) if size else None, getattr(flags, "text", 1))
+
+
+def _setting(flags: argparse.Namespace, device: torch.device, dtype: torch.dtype, **more: bool) -> Setting:
+    from .bench_dit import Setting
+
+    return Setting(device, dtype, getattr(flags, "adaln", "live"), flags.seconds, **more)
+
+
+def _ops(flags: argparse.Namespace, spec: Spec, device: torch.device) -> dict[str, Any]:
+    from .bench_dit import plan_of
+    from .bench_ops import bench_ops
+
+    rows = flags.rows or plan_of(_sizes(flags), spec)[1].tags_S.shape[0]
+    return bench_ops(spec.dit, rows, device, _dtype([flags.precision]), flags.seconds)
+
+
+def _dit(flags: argparse.Namespace, spec: Spec, device: torch.device) -> dict[str, Any]:
+    from .bench_dit import bench_dit
+    from .oracle import check_diffusers
+
+    if flags.compile and not flags.against:
+        raise ConfigError("compile: means nothing without --against diffusers; give that too, or leave it out")
+    if flags.against:
+        check_diffusers()
     ways = [_way(word, name, spec, device, flags.attention) for word in flags.precision for name in flags.ops]
-    print(f"{card(device)['device']}: {', '.join(f'{way.precision}, {way.ops.name}, {way.why}' for way in ways)}")
-    setting = Setting(device, dtype, flags.adaln, flags.seconds, flags.profile)
-    if flags.what == "memory":
-        if flags.adaln == "both" or ways[0].fp8 is not None:
-            raise ValueError("memory takes --adaln live or precompute, and --precision bf16 or fp32")
-        return bench_memory(spec, sizes, ways[0].ops, setting, flags.caps)
-    return bench_dit(spec, sizes, ways, setting)
+    print(f"{device}: {', '.join(f'{way.precision}, {way.ops.name}, {way.why}' for way in ways)}")
+    more = {"profile": flags.profile, "against": bool(flags.against), "compiled": flags.compile}
+    return bench_dit(spec, _sizes(flags), ways, _setting(flags, device, _dtype(flags.precision), **more))
+
+
+def _vae(flags: argparse.Namespace, spec: Spec, device: torch.device) -> dict[str, Any]:
+    from ..ops import select
+    from .bench_vae import Asked, bench_vae
+
+    def table(name: str) -> str:
+        return select(name, device, "sdpa", dtype=_dtype(["fp32"]), head_dim=spec.dit.head_dim).name
+
+    kinds = flags.encode or (["fp32", "tf32"] if device.type == "cuda" else ["fp32"])
+    if device.type != "cuda" and kinds != ["fp32"]:
+        raise ConfigError(f"encode: {' '.join(kinds)} needs a CUDA device, this run is on {device}; use fp32")
+    passes = list(dict.fromkeys(map(table, flags.passes)))
+    halves = [flags.only] if flags.only else ["decode", "encode"]
+    asked = Asked(halves, passes, flags.tile_batch, kinds, flags.encode_frames, flags.fewest, flags.seconds)
+    return bench_vae(spec, _sizes(flags), device, asked)
+
+
+def _encoder(flags: argparse.Namespace, spec: Spec, device: torch.device) -> dict[str, Any]:
+    from .bench_encoder import bench_encoder
+
+    if min(flags.tokens) < 1:
+        raise ConfigError(f"tokens: got {min(flags.tokens)}; give more than 0")
+    return bench_encoder(spec, flags.tokens, _setting(flags, device, _dtype([flags.precision])), flags.stream)
+
+
+def _e2e(flags: argparse.Namespace, spec: Spec, device: torch.device) -> dict[str, Any]:
+    from .bench_e2e import bench_e2e
+
+    same = {name: getattr(flags, name) for name in ("precision", "ops", "attention", "adaln", "residency")}
+    return bench_e2e(spec, _sizes(flags), EngineConfig(device=str(device), **same), flags.policy, flags.steps)
+
+
+def _memory(flags: argparse.Namespace, spec: Spec, device: torch.device) -> dict[str, Any]:
+    from .bench_memory import bench_memory
+
+    way = _way(flags.precision, flags.ops, spec, device, flags.attention)
+    return bench_memory(spec, _sizes(flags), way.ops, _setting(flags, device, _dtype([flags.precision])), flags.caps)
+
+
+RUNS = {"ops": _ops, "dit": _dit, "vae": _vae, "encoder": _encoder, "e2e": _e2e, "memory": _memory}
 
 
 def _dtype(precisions: Sequence[str]) -> torch.dtype:
-    found = {DTYPES.get(parse_precision(word)[0]) for word in precisions}
+    import torch
+
+    dtypes = {"bf16": torch.bfloat16, "fp32": torch.float32, "fp8": torch.bfloat16}
+    found = {dtypes.get(parse_precision(word)[0]) for word in precisions}
     dtype = found.pop()
     if found or dtype is None:
-        raise ValueError(f"precision: got {' '.join(precisions)}; use fp32 alone, or bf16 and fp8 with its fields")
+        raise ConfigError(f"precision: got {' '.join(precisions)}; use fp32 alone, or bf16 and fp8 with its fields")
     return dtype
 
 
 def _way(precision: str, ops: str, spec: Spec, device: torch.device, attention: str) -> Way:
+    from ..ops import quantized, select
+    from .bench_dit import Way
+
     check_weights(precision, spec.dit)
     _, fp8 = parse_precision(precision)
     table = select(ops, device, attention, dtype=_dtype([precision]), head_dim=spec.dit.head_dim)
     narrow = None if fp8 is None else quantized(table, device, fp8.attention, head_dim=spec.dit.head_dim)
     return Way(precision, table, fp8, narrow)
-
-
-def _spec(flags: argparse.Namespace) -> Spec:
-    from dataclasses import replace
-
-    if flags.shape == "released":
-        spec = Spec()
-    else:
-        from ..demo.tiny import tiny_spec
-
-        spec = tiny_spec()
-    return spec if flags.layers is None else replace(spec, dit=replace(spec.dit, layers=flags.layers))
-
-
-def _set_flags() -> None:
-    """What `config.set_flags` sets for the denoising and decoding stages."""
-    torch.backends.cuda.matmul.allow_tf32 = False
-    torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction = False
-    torch.backends.cuda.matmul.allow_fp16_reduced_precision_reduction = False
-    torch.backends.cudnn.allow_tf32 = False
-    torch.backends.cudnn.benchmark = False
-    torch.backends.cudnn.deterministic = True
 
 
 if __name__ == "__main__":

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
@@ -26,7 +25,7 @@ from ..schedule import make_sigmas, step_timesteps
 from ..spec import Spec
 from .bench_fp8 import attention_rates, product_rate, product_shapes
 from .random_weights import RandomWeights, fill
-from .timing import card, device_memory, kernels, measure, product_roof
+from .timing import card, device_memory, kernels, measure, product_roof, release
 
 Steps = list[tuple[Tensor, Tensor]]
 STEP = 1  # the first step at which video and audio have timesteps of their own
@@ -63,13 +62,16 @@ class Way:
 
 @dataclass(frozen=True)
 class Setting:
-    """Where and how the calls run. `adaln`: `live`, `precompute`, or `both`, which compares them."""
+    """Where and how the calls run. `adaln`: `live`, `precompute`, or `both`, which compares them. `against`: whether
+    diffusers runs on the same weights and inputs afterwards, `compiled`: also with its blocks compiled."""
 
     device: torch.device
     dtype: torch.dtype
     adaln: str
     seconds: float
-    profile: bool
+    profile: bool = False
+    against: bool = False
+    compiled: bool = False
 
 
 def request_of(sizes: Sizes, **more: Any) -> Request:
@@ -110,9 +112,14 @@ def bench_dit(spec: Spec, sizes: Sizes, ways: list[Way], setting: Setting) -> di
     result["floor_seconds"] = floors
     rates = ", ".join(f"{name} {rate:.0f}" for name, rate in roofs.items())
     print(f"{rows} rows; TFLOP/s {rates}; floors {', '.join(f'{name} {s:.3f} s' for name, s in floors.items())}")
-    result["calls"] = _calls(spec, plan, layout, ways, setting)
+    given = inputs(spec, plan, layout, setting)
+    result["calls"], first = _calls(spec, layout, ways, setting, given)
     for call in result["calls"]:
         call["share_of_floor"] = floors[call["precision"]] / call["seconds"]
+    if setting.against:
+        from .bench_peer import bench_peer
+
+        result["peer"] = bench_peer(spec, layout, given, setting, (first, result["calls"][0]["seconds"]))
     return result | {"card_after": card(device)}
 
 
@@ -137,8 +144,11 @@ def inputs(spec: Spec, plan: Plan, layout: PackedLayout, setting: Setting) -> tu
     return [step_timesteps(layout, sigmas, step) for step in range(sigmas.calls)], text, start
 
 
-def _calls(spec: Spec, plan: Plan, layout: PackedLayout, ways: list[Way], setting: Setting) -> list[dict[str, Any]]:
-    models, (steps, text, start) = _models(spec, ways, setting), inputs(spec, plan, layout, setting)
+def _calls(
+    spec: Spec, layout: PackedLayout, ways: list[Way], setting: Setting, given: tuple[Steps, Tensor, Rows]
+) -> tuple[list[dict[str, Any]], Rows]:
+    """A row for each way, and the first one's velocities."""
+    models, (steps, text, start) = _models(spec, ways, setting), given
     found, outputs = list[dict[str, Any]](), list[Rows]()
     for kind in ("precompute", "live") if setting.adaln == "both" else (setting.adaln,):
         modulation = random_modulation(kind, spec, setting)
@@ -154,7 +164,7 @@ def _calls(spec: Spec, plan: Plan, layout: PackedLayout, ways: list[Way], settin
                 "why": way.why,
                 "adaln": made,
                 "equal_to_first": equal(out, outputs[0]),
-                "distance_to_first": _distance(out, outputs[0]),
+                "distance_to_first": distance(out, outputs[0])["video"],
             }
             found.append(row)
             print(
@@ -163,8 +173,8 @@ def _calls(spec: Spec, plan: Plan, layout: PackedLayout, ways: list[Way], settin
             )
             del call
         del modulation
-        gc.collect()
-    return found
+        release(setting.device)
+    return found, outputs[0]
 
 
 def _models(spec: Spec, ways: list[Way], setting: Setting) -> list[DiT]:
@@ -232,6 +242,7 @@ def equal(a: Rows, b: Rows) -> bool:
     return torch.equal(a.video, b.video) and torch.equal(a.audio, b.audio)
 
 
-def _distance(out: Rows, first: Rows) -> float:
-    """Relative distance of the video velocities."""
-    return float((out.video - first.video).norm() / first.video.norm())
+def distance(out: Rows, first: Rows) -> dict[str, float]:
+    """Relative distances of the velocities of both modalities."""
+    pairs = ((name, getattr(out, name), getattr(first, name)) for name in ("video", "audio"))
+    return {name: float((a - b).norm() / b.norm()) for name, a, b in pairs}

@@ -1,4 +1,4 @@
-"""`python -m twinreel.tools.bench scaling OUT.json`: one host's GPUs, one topology after the other, on random weights.
+"""`twinreel bench scaling OUT.json`: one host's GPUs, one topology after the other, on random weights.
 
 Each case is `MESH[:VARIANT][:WHAT]`: `sp1`, `sp2:plain`, `sp4:overlapped`, `sp2tp2`, `tp2`, `sp2:vae`, `sp4:whole`,
 `sp4:whole-balanced`. What OUT.json holds is not measured again, so a run can be cut into pieces.
@@ -9,7 +9,6 @@ from __future__ import annotations
 import argparse
 import json
 import re
-import sys
 import tempfile
 import time
 from collections.abc import Sequence
@@ -18,6 +17,9 @@ from multiprocessing import get_context
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import Any
+
+from ..errors import ConfigError
+from ..flag_words import parse_size
 
 VARIANTS = ("plain", "packed", "overlapped")
 WHATS = ("call", "vae", "whole", "whole-balanced")
@@ -97,7 +99,7 @@ def default_cases(devices: int, whole: bool) -> list[Case]:
 
 def parser() -> argparse.ArgumentParser:
     """The flags."""
-    flags = argparse.ArgumentParser(prog="python -m twinreel.tools.bench scaling", description=__doc__)
+    flags = argparse.ArgumentParser(prog="twinreel bench scaling", description=__doc__)
     flags.add_argument("out", type=Path, help="JSON file to write, and to go on from")
     flags.add_argument("--only", help="cases, comma-separated; default: all that this host's GPUs allow")
     flags.add_argument("--shape", choices=("released", "bundled", "wide"), default="released")
@@ -117,13 +119,12 @@ def parser() -> argparse.ArgumentParser:
 
 
 def main(words: Sequence[str] | None = None) -> int:
-    """Measure what is missing. Exit code 0, 1 when a case failed, 2 for flags that cannot be met."""
+    """Measure what is missing. Exit code 0, or 1 when a case failed. Raises ConfigError for flags that cannot be met."""
     flags = parser().parse_args(words)
     try:
         cases, settings = _cases(flags), _settings(flags)
     except ValueError as error:
-        print(f"bench scaling: {error}", file=sys.stderr)
-        return 2
+        raise ConfigError(str(error)) from error
     record = Record(flags.out)
     start, pool = time.monotonic(), None
     for case in sorted((case for case in cases if not record.has(case)), key=lambda case: (case.world, case.what)):
@@ -147,8 +148,8 @@ def main(words: Sequence[str] | None = None) -> int:
 
 
 def _settings(flags: argparse.Namespace) -> Settings:
-    width, _, height = (flags.size or "1344x768").partition("x")
-    size = (int(width), int(height)) if flags.size or flags.shape == "released" else None
+    text = flags.size or ("1344x768" if flags.shape == "released" else None)
+    size = parse_size(text) if text else None
     folder = str(flags.out.absolute().parent)
     return Settings(
         flags.shape, flags.device, flags.frames, size, flags.text, flags.ops, flags.attention, flags.seconds,
@@ -269,7 +270,3 @@ def serve(rank: int, world: int, meeting: str, line: Connection, settings: Setti
         except Exception as error:  # the edge of the process: the parent writes it down
             told = f"rank {rank}: {traceback.format_exc(limit=-6)}"
             line.send((None, told if str(error) in told else f"{told}\n{error}"))
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -4,19 +4,18 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from ..errors import ConfigError, RequestError
-from ..output import write_probe
-from ..small_files import why
 from ..tool_flags import Compare, Quantize, Validate
 from ..watch import Event
 from . import against, pareto
-from .compare import compare, summary, write_json
+from .compare import compare, summary
 from .frozen import Named, more_seeds, short
-from .setups import Setup, parse_setup
+from .setups import Setup, is_file_name, parse_setup
+from .targets import Targets, json_text, not_finite_line, plain
 from .validate import read_requests, table, validate
 
 APART = 1
@@ -24,20 +23,21 @@ APART = 1
 
 @dataclass(frozen=True)
 class Outcome:
-    """Every figure as plain JSON values, the same for people, and the exit code."""
+    """Every figure as plain JSON values, the same for people, the exit code, and files that could not be written."""
 
     result: Mapping[str, Any]
     text: str
     code: int = 0
+    unwritten: Sequence[Mapping[str, str]] = field(default_factory=list)
 
 
 def run_compare(command: Compare) -> Outcome:
     """`twinreel compare`. Raises RequestError."""
-    check_targets({"output": command.output, "page": command.page}, (command.a, command.b))
-    result = compare(command.a, command.b, command.page, not command.no_ssim)
+    targets = Targets({"output": command.output, "page": command.page}, (command.a, command.b), command.overwrite)
+    result = compare(command.a, command.b, command.page, not command.no_ssim, write=targets.write)
     if command.output is not None:
-        write_json(command.output, result)
-    return Outcome(result, summary(result))
+        targets.write(command.output, json_text(result))
+    return Outcome(result, summary(result), unwritten=targets.unwritten)
 
 
 def run_quantize(command: Quantize) -> Outcome:
@@ -54,28 +54,30 @@ def run_quantize(command: Quantize) -> Outcome:
 
 def run_validate(command: Validate) -> Outcome:
     """`twinreel validate` in its three forms. Raises RequestError, ConfigError and what engines raise."""
-    read = [Path(text) for text in (command.requests, command.base, command.test) if text]
-    check_targets({"output": command.output, "pareto": command.pareto}, read)
     base, requests = _base(command), _requests(command)
+    test = parse_setup(command.test, base)
+    needed = [path for setup in (base, test) for path in setup.reads(requests)]
+    needed += [Path(text) for text in (command.requests, command.base, command.test) if is_file_name(text)]
+    targets = Targets({"output": command.output, "pareto": command.pareto}, needed, command.overwrite)
     tell = _Progress(command.report.quiet)
+    code = 0
     if command.against is not None:
         if command.against != "diffusers":
             raise ConfigError(f"against: got {command.against!r}; the one implementation known is diffusers")
-        report = against.against_diffusers(base.engine, requests, tell)
-        outcome = Outcome(report, against.table(report), 0 if report["identical"] else APART)
+        report = plain(against.against_diffusers(base.engine, requests, tell))
+        text, code = against.table(report), 0 if report["identical"] else APART
     elif command.pareto is not None:
-        report = pareto.pareto(base, requests, tell)
-        _write(command.pareto, pareto.draw(report))
-        outcome = Outcome(report, pareto.table(report))
+        report = plain(pareto.pareto(base, requests, tell))
+        targets.write(command.pareto, pareto.draw(report))
+        text = pareto.table(report)
     else:
-        test = parse_setup(command.test, base)
         if test == base:
             raise ConfigError("test: is the same as the base; say what to test, such as --test policy=forecast")
-        report = validate(base, test, requests, bounds=command.bounds, matrix=command.matrix, watch=tell)
-        outcome = Outcome(report, table(report), APART if report["verdict"] == "apart" else 0)
+        report = plain(validate(base, test, requests, bounds=command.bounds, matrix=command.matrix, watch=tell))
+        text, code = table(report), APART if report["verdict"] == "apart" else 0
     if command.output is not None:
-        write_json(command.output, report)
-    return outcome
+        targets.write(command.output, json_text(report))
+    return Outcome(report, "\n".join([text, *not_finite_line(report)]), code, targets.unwritten)
 
 
 RUNS: Mapping[type, Callable[[Any], Outcome]] = {
@@ -83,22 +85,6 @@ RUNS: Mapping[type, Callable[[Any], Outcome]] = {
     Validate: run_validate,
     Quantize: run_quantize,
 }
-
-
-def check_targets(targets: Mapping[str, Path | None], read: Sequence[Path]) -> None:
-    """Refuse, before the work, files that could not be written after it, or are among what is `read`. RequestError."""
-    for field, path in targets.items():
-        if path is None:
-            continue
-        try:
-            if any(path.samefile(other) for other in read if path.exists() and other.exists()):
-                raise RequestError(field, f"{path} would take the place of what is read; name another")
-            if path.is_dir():
-                raise RequestError(field, f"{path} is a folder; name a file")
-            if path.is_file() or not path.exists():
-                write_probe(path)
-        except OSError as error:
-            raise RequestError(field, f"{path} cannot be written ({why(error)}); name another") from None
 
 
 def _base(command: Validate) -> Setup:
@@ -118,13 +104,6 @@ def _requests(command: Validate) -> tuple[Named, ...]:
             raise RequestError("only", f"no request {name}; known are {', '.join(known)}")
     kept = [named for named in requests if not command.only or named.name in command.only]
     return short(kept, command.steps, command.duration)
-
-
-def _write(path: Path, text: str) -> None:
-    try:
-        path.write_text(text, encoding="utf-8")
-    except OSError as error:
-        raise RequestError("pareto", f"{path} cannot be written: {error.strerror}") from None
 
 
 class _Progress:

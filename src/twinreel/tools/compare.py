@@ -4,28 +4,48 @@ from __future__ import annotations
 
 import itertools
 import json
+import zlib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
+from zipfile import BadZipFile
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ..errors import RequestError
+from ..media.addresses import what_is
+from ..small_files import why
 from ..spec import FPS, VideoVAESpec
 from .media import MediaFile, read_media_file, read_report
 from .pictures import VideoPair
-from .sounds import sound_report
-from .trace import compare_traces, difference, is_trace
+from .sounds import same_bits, sound_report
+from .targets import Write, not_finite_line, plain, write_whole
+from .trace import amount, compare_traces, difference, is_trace, read_tensors
 
 SHAS = ("frames", "waveform", "file")
+# what NumPy raises for a .npz with any of its bytes changed
+DAMAGE = (OSError, ValueError, KeyError, EOFError, MemoryError, RuntimeError, BadZipFile, zlib.error, SyntaxError)
 
 
-def compare(a: str | Path, b: str | Path, page: str | Path | None = None, with_ssim: bool = True) -> dict[str, Any]:
+def compare(
+    a: str | Path,
+    b: str | Path,
+    page: str | Path | None = None,
+    with_ssim: bool = True,
+    *,
+    write: Write = write_whole,
+) -> dict[str, Any]:
     """Compare two of a kind: videos, raw `.npz`, `.safetensors`, traces (folders), reports (`.json`). JSON values.
 
-    `page` writes the HTML page (videos only). Raises RequestError for a path that is none of these, or for two kinds.
+    `page`: where `write` puts the HTML page (videos only). `identical` is None where neither states a hash; numbers that
+    are not finite are None, and named under `not_finite`. Raises RequestError for a path that is none of these, for two
+    kinds, and for a file that is not whole.
     """
+    return plain(_compare(a, b, page, with_ssim, write))
+
+
+def _compare(a: str | Path, b: str | Path, page: str | Path | None, with_ssim: bool, write: Write) -> dict[str, Any]:
     first, second = Path(a), Path(b)
     kinds = kind_of(first, "a"), kind_of(second, "b")
     if kinds[0] != kinds[1]:
@@ -41,17 +61,22 @@ def compare(a: str | Path, b: str | Path, page: str | Path | None = None, with_s
         return names | compare_reports(_report(first, "a"), _report(second, "b"))
     if kinds[0] == "raw":
         return names | compare_media(read_raw(first, "a"), read_raw(second, "b"), with_ssim=with_ssim)
-    return names | compare_videos(first, second, page, with_ssim)
+    return names | compare_videos(first, second, page, with_ssim, write)
 
 
 def kind_of(path: Path, field: str) -> str:
     """`trace`, `latents`, `report`, `raw` (`.npz`) or `video`. Raises RequestError."""
-    if path.is_dir():
+    try:
         if is_trace(path):
             return "trace"
-        raise RequestError(field, f"{path} is a folder without a manifest.json; a trace has one")
-    if not path.is_file():
-        raise RequestError(field, f"{path} does not exist; name a file, or the folder of a trace")
+        if path.is_dir():
+            raise RequestError(field, f"{path} is a folder without a manifest.json; a trace has one")
+        if not path.exists():
+            raise RequestError(field, f"{path} does not exist; name a file, or the folder of a trace")
+        if not path.is_file():
+            raise RequestError(field, f"{path} is {what_is(path)}, not a file; name a file, or the folder of a trace")
+    except OSError as error:
+        raise RequestError(field, f"{path} cannot be read ({why(error)}); check its name and permissions") from None
     return {".safetensors": "latents", ".json": "report", ".npz": "raw"}.get(path.suffix, "video")
 
 
@@ -62,13 +87,7 @@ def same_hashes(a: Mapping[str, str], b: Mapping[str, str]) -> dict[str, bool | 
 
 def compare_latents(a: Path, b: Path) -> dict[str, Any]:
     """Tensor by tensor of two safetensors files."""
-    from safetensors import SafetensorError
-    from safetensors.torch import load_file
-
-    try:
-        first, second = load_file(a), load_file(b)
-    except SafetensorError as error:
-        raise RequestError("compare", f"{a} or {b} is no safetensors file: {error}") from None
+    first, second = read_tensors(a, "a"), read_tensors(b, "b")
     rows = [{"tensor": k} | difference(first.get(k), second.get(k)) for k in dict.fromkeys([*first, *second])]
     return {"kind": "latents", "identical": all(row["equal"] for row in rows), "tensors": rows}
 
@@ -79,13 +98,19 @@ def compare_reports(a: Mapping[str, Any], b: Mapping[str, Any]) -> dict[str, Any
     skip = ("stages.", "sha256.", "file", "path")
     first, second = dict(_leaves(a)), dict(_leaves(b))
     paths = [path for path in dict.fromkeys([*first, *second]) if not path.startswith(skip)]
-    rows = [{"field": p, "a": first.get(p), "b": second.get(p)} for p in paths if first.get(p) != second.get(p)]
+    rows = [{"field": p, "a": first.get(p), "b": second.get(p)} for p in paths if _differ(first.get(p), second.get(p))]
+    stated = [same[name] for name in ("frames", "waveform") if name in a["sha256"] or name in b["sha256"]]
     return {
         "kind": "reports",
-        "identical": bool(same["frames"] and same["waveform"]),
+        "identical": all(stated) if stated else None,
         "sha256": same,
         "differing": rows,
     }
+
+
+def _differ(a: Any, b: Any) -> bool:
+    """Whether two values of reports differ; what is no number is itself."""
+    return a != b and json.dumps(a, sort_keys=True) != json.dumps(b, sort_keys=True)
 
 
 def _report(path: Path, field: str) -> dict[str, Any]:
@@ -101,7 +126,9 @@ def _leaves(value: Any, path: str = "") -> list[tuple[str, Any]]:
     return [(path, value)]
 
 
-def compare_videos(a: Path, b: Path, page: str | Path | None = None, with_ssim: bool = True) -> dict[str, Any]:
+def compare_videos(
+    a: Path, b: Path, page: str | Path | None = None, with_ssim: bool = True, write: Write = write_whole
+) -> dict[str, Any]:
     """Two files as a player decodes them, with the hashes of what they were made from where reports state them."""
     first, second = read_media_file(a, "a"), read_media_file(b, "b")
     pair = VideoPair(with_ssim=with_ssim)
@@ -120,12 +147,15 @@ def compare_videos(a: Path, b: Path, page: str | Path | None = None, with_ssim: 
     if first.rate and second.rate:
         if first.rate != second.rate:
             raise RequestError("compare", f"sound of {first.rate} and {second.rate} Hz; only one rate can be compared")
+        channels = len(first.waveform), len(second.waveform)
+        if channels[0] != channels[1]:
+            raise RequestError("compare", f"sound of {channels[0]} and {channels[1]} channels; make them one number")
         result["audio"] = sound_report(first.waveform, second.waveform, first.rate)
     result["av_offset"] = av_offset(first, second, result)
     if page is not None:
-        from .page import write_page
+        from .page import draw_page
 
-        write_page(Path(page), a, b, result, pair, (first.waveform, second.waveform))
+        write(Path(page), draw_page(Path(page), a, b, result, pair, (first.waveform, second.waveform)))
         result["page"] = str(page)
     return result
 
@@ -136,7 +166,8 @@ def av_offset(a: MediaFile, b: MediaFile, result: Mapping[str, Any]) -> dict[str
     for name, file in (("a", a), ("b", b)):
         known = file.video_start is not None and file.audio_start is not None
         offsets[name] = 1000 * (file.audio_start - file.video_start) if known else None  # type: ignore[operator]
-    if "audio" in result and result["video"].get("lag_frames") is not None:
+    lags = result.get("audio", {}).get("envelope_lag_ms"), result["video"].get("lag_frames")
+    if None not in lags:
         offsets["content"] = result["audio"]["envelope_lag_ms"] - 1000 * result["video"]["lag_frames"] / FPS
     return offsets
 
@@ -144,11 +175,24 @@ def av_offset(a: MediaFile, b: MediaFile, result: Mapping[str, Any]) -> dict[str
 def read_raw(path: Path, field: str) -> tuple[NDArray[np.uint8], NDArray[np.float32]]:
     """Frames and waveform (empty where there is none) of an `.npz` as `generate` writes it. Raises RequestError."""
     try:
-        with np.load(path) as stored:
+        with path.open("rb") as file, np.lib.npyio.NpzFile(file) as stored:
             audio = stored["audio"] if "audio" in stored else np.zeros((2, 0), np.float32)
-            return stored["frames"], audio
-    except (OSError, ValueError, KeyError) as error:
-        raise RequestError(field, f"{path} is no .npz of frames and audio: {error}") from None
+            frames = stored["frames"]
+    except DAMAGE as error:
+        raise RequestError(field, f"{path} is no .npz of frames and audio, or not whole ({_cause(error)})") from None
+    forms = {"frames": (frames, np.uint8, (-1, -1, -1, 3)), "audio": (audio, np.float32, (2, -1))}
+    for name, (values, dtype, shape) in forms.items():
+        fits = values.ndim == len(shape) and all(
+            want in (-1, got) for want, got in zip(shape, values.shape, strict=True)
+        )
+        if values.dtype != dtype or not fits or 0 in values.shape[1:3] * (name == "frames"):
+            wanted = "uint8 [F, H, W, 3]" if name == "frames" else "float32 [2, n]"
+            raise RequestError(field, f"{path} has {name} of {values.dtype} {list(values.shape)}; {wanted} is compared")
+    return frames, audio
+
+
+def _cause(error: BaseException) -> str:
+    return (getattr(error, "strerror", None) or str(error) or type(error).__name__)[:200]
 
 
 def compare_media(
@@ -162,59 +206,43 @@ def compare_media(
         raise RequestError(
             "compare", f"frames {list(a[0].shape)} and {list(b[0].shape)}; only one size can be compared"
         )
-    identical = np.array_equal(a[0], b[0]) and np.array_equal(a[1], b[1])
+    identical = same_bits(a[0], b[0]) and same_bits(a[1], b[1])
     pair = VideoPair(video, with_ssim and not identical)
     for one, other in zip(a[0], b[0], strict=True):
         pair.add(one, other)
     report = pair.report()
-    if identical:
+    if identical and len(a[0]):
         report["ssim"] = 1.0
     return {"kind": "raw", "identical": identical, "video": report, "audio": sound_report(a[1], b[1])}
 
 
-def write_json(path: str | Path, result: Mapping[str, Any]) -> None:
-    """The result as a JSON file. Raises RequestError when it cannot be written."""
-    try:
-        Path(path).write_text(json.dumps(result, indent=2, allow_nan=False) + "\n", encoding="utf-8")
-    except OSError as error:
-        raise RequestError("output", f"{path} cannot be written: {error.strerror}") from None
-
-
 def summary(result: Mapping[str, Any]) -> str:
     """What `compare` prints for people."""
-    lines = [f"{result['a']} and {result['b']}: " + ("identical" if result["identical"] else "different")]
+    words = {True: "identical", False: "different", None: "neither states a hash of its frames or sound"}
+    lines = [f"{result['a']} and {result['b']}: {words[result['identical']]}"]
     if "sha256" in result:
         words = {True: "same", False: "different", None: "not stated"}
         lines.append("  SHA-256      " + ", ".join(f"{name} {words[same]}" for name, same in result["sha256"].items()))
     if result["kind"] == "traces":
         first = result["first_difference"]
         if first:
-            amount = first.get("why") or f"max {first['max']:.3g}, relative L1 {first['relative_l1']:.3g}"
-            lines.append(f"  first difference: {first['boundary']}, {first['tensor']}: {amount}")
+            lines.append(f"  first difference: {first['boundary']}, {first['tensor']}: {amount(first)}")
         alone = len(result["only_a"] + result["only_b"])
         lines.append(f"  compared     {len(result['boundaries'])} tensors; boundaries in one only: {alone}")
     for row in result.get("tensors", []):
-        lines.append(
-            f"  {row['tensor']}: "
-            + ("equal" if row["equal"] else row.get("why") or f"relative L1 {row['relative_l1']:.3g}")
-        )
+        lines.append(f"  {row['tensor']}: " + ("equal" if row["equal"] else amount(row)))
     lines += [f"  {row['field']}: {row['a']} | {row['b']}" for row in result.get("differing", [])[:20]]
-    if result.get("video", {}).get("frames"):
-        lines += _video_lines(result)
-    return "\n".join(lines)
+    if "video" in result:
+        lines += _media_lines(result)
+    return "\n".join([*lines, *(f"  {line}" for line in not_finite_line(result))])
 
 
-def _video_lines(result: Mapping[str, Any]) -> list[str]:
+def _media_lines(result: Mapping[str, Any]) -> list[str]:
     video, audio = result["video"], result.get("audio")
-    ssim = "not measured (pip install twinreel[quality])" if video["ssim"] is None else f"{video['ssim']:.4f}"
-    lines = [
-        f"  video        PSNR {decibels(video['psnr'])}, SSIM {ssim}, worst frame {video['worst_frame']['index']} "
-        f"at {decibels(video['worst_frame']['psnr'])}",
-        f"  SSIM by      {video['ssim_settings']}",
-    ]
-    for name, text in (("brightness_spikes", "clip borders"), ("tile_seams", "tile seams")):
-        lines.append(f"  {text:<13}" + "; ".join(f"{side}: {_break(video[name][side])}" for side in ("a", "b")))
-    if audio:
+    lines = _video_lines(video) if "psnr" in video else ["  video        no frames to compare"]
+    if audio and audio.get("samples_not_finite"):
+        lines.append("  audio        {} and {} samples are not finite: no figures".format(*audio["samples_not_finite"]))
+    elif audio:
         lines.append(
             f"  audio        SNR {decibels(audio['snr'])}, cosine {audio['cosine']:.4f}, RMSE {audio['rmse']:.2e}, "
             f"log-spectral distance {audio['log_spectral_distance_db']:.2f} dB, lag {audio['envelope_lag_ms']:.0f} ms"
@@ -223,6 +251,18 @@ def _video_lines(result: Mapping[str, Any]) -> list[str]:
     names = {"a": "a", "b": "b", "content": "b's sound lags its picture more than a's by"}
     known = [f"{names[name]} {value:.1f} ms" for name, value in offset.items() if value is not None]
     return [*lines, f"  A/V offset   {', '.join(known) or 'not known'}"]
+
+
+def _video_lines(video: Mapping[str, Any]) -> list[str]:
+    ssim = "not measured (pip install twinreel[quality])" if video["ssim"] is None else f"{video['ssim']:.4f}"
+    lines = [
+        f"  video        PSNR {decibels(video['psnr'])}, SSIM {ssim}, worst frame {video['worst_frame']['index']} "
+        f"at {decibels(video['worst_frame']['psnr'])}",
+        f"  SSIM by      {video['ssim_settings']}",
+    ]
+    for name, text in (("brightness_spikes", "clip borders"), ("tile_seams", "tile seams")):
+        lines.append(f"  {text:<13}" + "; ".join(f"{side}: {_break(video[name][side])}" for side in ("a", "b")))
+    return lines
 
 
 def _break(facts: Mapping[str, Any]) -> str:

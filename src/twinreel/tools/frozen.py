@@ -30,10 +30,11 @@ MOST_SEEDS = 1000
 
 @dataclass(frozen=True)
 class Named:
-    """A request and the name it has in tables."""
+    """A request and the name it has in tables; `place`: where it stands in a list of its person's."""
 
     name: str
     request: Request
+    place: str | None = None
 
 
 @cache

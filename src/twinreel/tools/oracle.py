@@ -1,13 +1,13 @@
 """The public implementation, run on one request and recorded boundary by boundary. The one file that knows diffusers.
 
-It is imported by `against` alone, and imports diffusers inside functions: an engine must not need it, and it must be
-possible to hold ours against it where both are installed. Components are loaded one at a time and let go.
+It is imported by `against` and `bench_peer` alone, and imports diffusers inside functions: an engine must not need it,
+and it must be possible to hold ours against it where both are installed. Components are loaded one at a time and let go.
 """
 
 from __future__ import annotations
 
 import gc
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from types import SimpleNamespace
@@ -17,6 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from ..demo.tiny_configs import dit_config
 from ..errors import ConfigError
 from ..noise import ConditionLatents
 from ..pipeline import Settled
@@ -24,6 +25,8 @@ from ..plan import Plan
 from ..presentation import vision_patches
 from ..spec import PIXEL_MEAN, PIXEL_STD, POSTERIOR_SEED, Spec
 from ..watch import Boundary
+from ..weights.keymap import stored_tensors
+from ..weights.stream import assign, cut, finish
 
 if TYPE_CHECKING:
     from ..config import Choices
@@ -40,6 +43,30 @@ def check_diffusers() -> str:
     except ImportError as error:
         raise ConfigError(f"--against diffusers: {error}; install it with: pip install 'twinreel[parity]'") from None
     return str(diffusers.__version__)
+
+
+# Our name of a whole parameter, its shape and dtype -> its values, on the device that the module is to be on.
+Whole = Callable[[str, tuple[int, ...], torch.dtype], Tensor]
+
+
+def public_dit(spec: Spec, weights: Whole, dtype: torch.dtype, device: torch.device) -> Any:
+    """The public DiT of the sizes of `spec` with `weights`: blocks in `dtype`, islands in fp32."""
+    from diffusers import MiniMaxH3Transformer3DModel
+
+    config = dit_config(spec, "diffusers")
+    config = {name: value for name, value in config.items() if not name.startswith("_") and name != "dtype"}
+    with torch.device("meta"):
+        module: Any = MiniMaxH3Transformer3DModel(**config)
+    name, whole = "", torch.empty(0)
+    for row in stored_tensors("transformer", "diffusers", spec).values():
+        if row.parameter != name:  # pieces of one parameter follow each other
+            name = row.parameter
+            whole = weights(name, row.target_shape, torch.float32 if row.island else dtype)
+        path, _, leaf = row.name.rpartition(".")
+        assign(module.get_submodule(path), leaf, cut(row, whole).contiguous())
+    module.rope = type(module.rope)(spec.dit.rope_freqs, spec.dit.rope_theta).to(device)
+    finish(module, device)
+    return module
 
 
 class Oracle:

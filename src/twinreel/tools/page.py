@@ -18,10 +18,10 @@ from urllib.parse import quote
 import numpy as np
 from numpy.typing import NDArray
 
-from ..errors import RequestError
 from ..spec import FPS, SAMPLE_RATE
 from .plots import Frame, draw_lines
 from .sounds import ENVELOPE, envelope
+from .targets import plain
 
 if TYPE_CHECKING:
     from .pictures import VideoPair
@@ -36,15 +36,15 @@ x.onpause=()=>{if(!o.paused)o.pause()};x.onseeked=()=>{if(x.paused&&Math.abs(o.c
 o.currentTime=x.currentTime}})"""
 
 
-def write_page(
+def draw_page(
     path: Path,
     a: Path,
     b: Path,
     result: Mapping[str, Any],
     pair: VideoPair,
     sounds: tuple[NDArray[np.float32], NDArray[np.float32]],
-) -> None:
-    """Write the page of `compare_videos`' result. Raises RequestError when it cannot be written."""
+) -> str:
+    """The text of the page at `path` of `compare_videos`' result."""
     folder = path.absolute().parent
     body = [
         f"<h1>{escape(a.name)} and {escape(b.name)}</h1>",
@@ -53,20 +53,16 @@ def write_page(
         "</div>",
         *_worst(pair),
         *_plots(result, pair, sounds),
-        f"<h2>Figures</h2><pre>{escape(json.dumps(result, indent=2))}</pre>",
+        f"<h2>Figures</h2><pre>{escape(json.dumps(plain(result), indent=2))}</pre>",
     ]
-    text = (
+    return (
         f'<!doctype html><html lang="en"><meta charset="utf-8"><title>{escape(a.name)} and {escape(b.name)}</title>'
         f"<style>{STYLE}</style><body>{''.join(body)}<script>{SCRIPT}</script></body></html>\n"
     )
-    try:
-        path.write_text(text, encoding="utf-8")
-    except OSError as error:
-        raise RequestError("page", f"{path} cannot be written: {error.strerror}") from None
 
 
 def _video(file: Path, folder: Path, name: str) -> str:
-    link = quote(Path(os.path.relpath(file.absolute(), folder)).as_posix())
+    link = quote(os.fsencode(os.path.relpath(file.absolute(), folder)))  # a name may be no text
     caption = f"<figcaption>{name}: {escape(file.name)}</figcaption>"
     return f'<figure><video controls loop muted preload="auto" src="{link}"></video>{caption}</figure>'
 

@@ -49,12 +49,12 @@ def setups(base: Setup, steps: int) -> dict[str, Setup]:
 
 def pareto(base: Setup, requests: Sequence[Named], watch: Watch = ignore) -> dict[str, Any]:
     """Mean and worst figures of every setup against `base`; the requests share their number of steps."""
-    check_setups(setups(base, requests[0].request.steps).values(), requests)
+    kept = check_setups((base,), requests)
+    check_setups(setups(base, kept[0].request.steps).values(), kept)
     points = {}
     with tempfile.TemporaryDirectory(prefix="twinreel-pareto-") as folder:
         runs = Runs(Path(folder), watch)
         spec = runs.engine(base.engine).spec
-        kept = [named for named in requests if named.request.resolved_task in spec.tasks]
         base_results = runs.run(base, kept)
         for name, setup in setups(base, kept[0].request.steps).items():
             cell = measure(base_results, runs.run(setup, kept), spec, "strict")
@@ -114,6 +114,7 @@ def table(report: Mapping[str, Any]) -> str:
             ("audio_cosine", ".4f"),
         ):
             mean, worst = s[figure]["mean"], s[figure]["worst"]
-            words.append("exact" if mean is None else f"{mean:{form}} ({worst:{form}})")
+            none = "not finite" if s["not_finite"] and figure.startswith("audio") else "exact"
+            words.append(none if mean is None else f"{mean:{form}} ({worst:{form}})")
         rows.append(f"| {' | '.join(words)} |")
     return "\n".join([head, *rows])

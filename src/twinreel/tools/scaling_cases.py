@@ -31,7 +31,7 @@ from ..pipeline import predictor, sample
 from ..schedule import make_sigmas, step_timesteps
 from ..topology import OVERLAPPED_CHUNKS, open_board
 from ..watch import Stages, ignore
-from .bench_dit import STEP, Sizes, plan_of, request_of
+from .bench_dit import STEP, Sizes, distance, plan_of, request_of
 from .bench_scaling import BALANCED, Case, Settings
 from .random_weights import RandomWeights, fill, shape_spec
 from .timing import card
@@ -200,9 +200,8 @@ class Bench:
         if not base.is_file():
             return {"sha256": digest}
         one = torch.load(base, weights_only=True)
-        pairs = ((name, getattr(whole, name), one[name]) for name in ("video", "audio"))
-        apart = {name: float((a - b).norm() / b.norm()) for name, a, b in pairs if a.shape == b.shape}
-        return {"sha256": digest, "distance_to_one": apart}
+        alike = one["video"].shape == whole.video.shape and one["audio"].shape == whole.audio.shape
+        return {"sha256": digest, "distance_to_one": distance(whole, Rows(**one)) if alike else {}}
 
     def _vae(self, parallel: Parallel) -> dict[str, Any]:
         spec, device, cuda = self.spec.video, self.choices.device, self.choices.device.type == "cuda"

@@ -13,15 +13,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..config import EngineConfig
-from ..demo import model_folder
-from ..errors import ConfigError
-from ..limits import shown
+from ..errors import ConfigError, RequestError
+from ..limits import TASKS, shown
+from ..media.addresses import files_of
+from ..planner import Door, look, open_door
 from ..policy_options import format_policy, parse_policy
 from ..request import Request, check_request
+from ..request_json import named_in_json
 from ..small_files import read_small, read_small_json, why
-from ..topology import check_choices
+from ..sources import Source
 from ..watch import Watch, ignore
-from ..weights import locate, read_spec
 from .frozen import Named
 
 if TYPE_CHECKING:
@@ -39,6 +40,11 @@ class Setup:
     def applied(self, request: Request) -> Request:
         """`request` with this policy, and these steps if there are some."""
         return replace(request, policy=self.policy, steps=request.steps if self.steps is None else self.steps)
+
+    def reads(self, requests: Iterable[Named]) -> list[Path]:
+        """Files and folders that runs of `requests` read: weights, media, the policy's profile."""
+        weights = [folder for folder in (self.engine.model, *self.engine.components.values()) if folder is not None]
+        return [*map(Path, weights), *(path for named in requests for path in files_of(self.applied(named.request)))]
 
     def describe(self) -> dict[str, Any]:
         """What differs from the defaults."""
@@ -67,13 +73,18 @@ class Result:
             return stored["frames"], stored["waveform"]
 
 
+def is_file_name(text: str) -> bool:
+    """Whether a setup, or a list of requests, is in a file of this name and not made of words."""
+    return "=" not in text and Path(text).suffix in (".toml", ".json")
+
+
 def parse_setup(text: str, base: Setup | None = None) -> Setup:
     """`key=value` words (fields of EngineConfig, `policy`, `steps`), or a `.toml` or `.json` file of them; over `base`.
 
     Raises ConfigError, and RequestError for a bad policy.
     """
-    path = Path(text)
-    if path.suffix in (".toml", ".json"):
+    if is_file_name(text):
+        path = Path(text)
         try:
             given = read_small_json(path) if path.suffix == ".json" else tomllib.loads(read_small(path).decode("utf-8"))
         except (OSError, ValueError, RecursionError) as error:
@@ -120,14 +131,46 @@ def _typed(key: str, value: Any, hint: Any, text: str) -> Any:
     return value
 
 
-def check_setups(setups: Iterable[Setup], requests: Sequence[Named]) -> None:
-    """Refuse before the first run what a later one would refuse. Raises ConfigError, CheckpointError, RequestError."""
+def check_setups(setups: Iterable[Setup], requests: Sequence[Named]) -> list[Named]:
+    """Refuse before the first run what a later one would refuse, down to the media; the requests of tasks that all
+    setups' weights do. Raises ConfigError (none is left, too), CheckpointError, RequestError."""
+    doors: dict[str, Door] = {}
+    pairs = []
     for setup in setups:
-        spec = read_spec(locate(model_folder(setup.engine), setup.engine.components))
-        check_choices(setup.engine, spec)
-        for named in requests:
-            if named.request.resolved_task in spec.tasks:
-                check_request(setup.applied(named.request), spec, allow_remote=setup.engine.allow_remote)
+        key = repr(setup.engine)
+        if key not in doors:
+            doors[key] = open_door(setup.engine)
+        pairs.append((setup, doors[key]))
+    tasks = [task for task in TASKS if all(task in door.spec.tasks for door in doors.values())]
+    kept = [named for named in requests if named.request.resolved_task in tasks]
+    if not kept:
+        raise ConfigError(f"no request left: the weights do {', '.join(tasks) or 'no task in common'}")
+    for named in kept:
+        seen: dict[str, list[Source]] = {}
+        for setup, door in pairs:
+            try:
+                _check(setup.applied(named.request), door, seen)
+            except RequestError as error:
+                raise _placed(error, named, setup) from None
+    return kept
+
+
+def _check(request: Request, door: Door, seen: dict[str, list[Source]]) -> None:
+    """`seen`: media by the sizes of the checkpoint that they were read for; setups mostly share one."""
+    check_request(request, door.spec, allow_remote=door.config.allow_remote)
+    key = repr(door.spec)
+    if key not in seen:
+        seen[key] = look(request, door.spec)
+    door.check(request, seen[key])
+
+
+def _placed(error: RequestError, named: Named, setup: Setup) -> RequestError:
+    """`error` with the request that it is about; what the setup sets keeps its own name."""
+    if named.place is not None and error.field != "policy" and (error.field != "steps" or setup.steps is None):
+        return named_in_json(error).under(named.place)
+    words = " ".join(f"{name}={value}" for name, value in setup.describe().items())
+    error.add_note(f"it is request {named.name} under {words}")
+    return error
 
 
 class Runs:

@@ -14,18 +14,32 @@ WINDOW, HOP = 1024, 256
 FLOOR = 1e-5  # of the magnitude spectrum, -100 dB: silence against silence is no distance
 ENVELOPE = 160  # samples, 5 ms at 32 kHz
 MOST_LAG = 100  # envelope points, half a second
+FIGURES = ("cosine", "snr", "rmse", "log_spectral_distance_db", "envelope_lag_ms")
 Waveform = NDArray[np.float32]
 
 
+def same_bits(a: NDArray[Any], b: NDArray[Any]) -> bool:
+    """Whether two arrays are one to a hash: a zero has a sign, and a value that is no number is itself."""
+    if a.shape != b.shape or a.dtype != b.dtype:
+        return False
+    first, second = (np.ascontiguousarray(values).reshape(-1).view(np.uint8) for values in (a, b))
+    return bool(np.array_equal(first, second))
+
+
 def sound_report(a: Waveform, b: Waveform, rate: int = SAMPLE_RATE) -> dict[str, Any]:
-    """Plain JSON values over the samples both have; `snr` takes `a` as the signal, None is infinite."""
+    """Plain JSON values over the samples both have; `snr` takes `a` as the signal, None is infinite.
+
+    With samples that are not finite no figure has a meaning: all are None, and `samples_not_finite` counts them.
+    """
+    facts: dict[str, Any] = {"samples": [a.shape[1], b.shape[1]], "identical": same_bits(a, b)}
+    broken = [int(np.count_nonzero(~np.isfinite(samples))) for samples in (a, b)]
+    if any(broken):
+        return facts | dict.fromkeys(FIGURES) | {"samples_not_finite": broken}
     length = min(a.shape[1], b.shape[1])
     x, y = a[:, :length].astype(np.float64), b[:, :length].astype(np.float64)
     noise, power = float(((x - y) ** 2).sum()), float((x * x).sum())
     norms = math.sqrt(power * float((y * y).sum()))
-    return {
-        "samples": [a.shape[1], b.shape[1]],
-        "identical": a.shape == b.shape and bool(np.array_equal(a, b)),
+    return facts | {
         "cosine": float((x * y).sum()) / norms if norms else float(noise == 0),
         # a silent signal has no ratio worth the name: the smallest float32 stands in for its power
         "snr": None if noise == 0 else 10 * math.log10(max(power, float(np.finfo(np.float32).tiny)) / noise),

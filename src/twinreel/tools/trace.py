@@ -16,8 +16,9 @@ from typing import Any
 from ..errors import RequestError
 from ..limits import check_text
 from ..output import write_probe
-from ..output.report import replacing
+from ..output.placing import replacing
 from ..small_files import read_small_json, why
+from .targets import plain
 
 SCHEMA = "twinreel-trace/1"
 MANIFEST = "manifest.json"
@@ -66,7 +67,8 @@ class Trace:
             "boundaries": self.boundaries,
         }
         with self._writing(), replacing(self.folder / MANIFEST) as temporary:
-            temporary.write_text(json.dumps(manifest, indent=1, default=str) + "\n", encoding="utf-8")
+            text = json.dumps(plain(manifest), indent=1, default=str, allow_nan=False)
+            temporary.write_text(text + "\n", encoding="utf-8")
         return self.folder / MANIFEST
 
     @contextmanager
@@ -99,42 +101,56 @@ def is_trace(path: Path) -> bool:
     return (path / MANIFEST).is_file()
 
 
-def read_manifest(folder: Path) -> dict[str, Any]:
-    """A trace's manifest. Raises RequestError when it is not one of this schema."""
+def read_manifest(folder: Path, field: str = "trace") -> dict[str, Any]:
+    """A trace's manifest. Raises RequestError (`field`) when it is not one of this schema."""
+    path = folder / MANIFEST
     try:
-        manifest = read_small_json(folder / MANIFEST)
+        manifest = read_small_json(path)
     except (OSError, ValueError) as error:
-        raise RequestError("trace", f"{folder / MANIFEST} cannot be read: {why(error)}") from None
+        raise RequestError(field, f"{path} cannot be read: {why(error)}") from None
     if not isinstance(manifest, dict) or manifest.get("schema") != SCHEMA:
-        raise RequestError("trace", f"{folder / MANIFEST} is not of schema {SCHEMA}")
+        raise RequestError(field, f"{path} is not of schema {SCHEMA}")
+    boundaries = manifest.get("boundaries")
+    if not isinstance(boundaries, list) or not all(map(_is_boundary, boundaries)):
+        raise RequestError(
+            field, f"{path} has no boundaries, each with a name and a file of this folder; record it anew"
+        )
     return manifest
 
 
-def read_boundaries(folder: Path, manifest: Mapping[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
-    """(name, tensors) of each boundary in order, read one at a time."""
+def _is_boundary(value: Any) -> bool:
+    texts: list[Any] = [value.get("name"), value.get("file")] if isinstance(value, dict) else [None]
+    return all(isinstance(text, str) for text in texts) and os.path.basename(texts[1]) == texts[1]
+
+
+def read_tensors(path: Path, field: str) -> dict[str, Any]:
+    """Every tensor of a safetensors file, on the CPU. Raises RequestError (`field`)."""
+    from safetensors import SafetensorError
     from safetensors.torch import load_file
 
-    for boundary in manifest["boundaries"]:
-        try:
-            yield boundary["name"], load_file(folder / boundary["file"])
-        except OSError as error:
-            raise RequestError("trace", f"{folder / boundary['file']} cannot be read: {error}") from None
+    try:
+        if path.exists() and not path.is_file():  # a pipe would be waited for
+            raise OSError("it is no plain file")
+        return load_file(path)
+    except (OSError, SafetensorError, ValueError, KeyError) as error:
+        raise RequestError(
+            field, f"{path} is no safetensors file, or not whole ({why(error)}); copy it again"
+        ) from None
 
 
 def compare_traces(a: Path, b: Path) -> dict[str, Any]:
     """Boundary by boundary in `a`'s order: equal bits or the distances, and the first that differs.
 
-    Boundaries that only one trace has are listed and do not count as a difference.
+    Boundaries that only one trace has are listed and do not count as a difference. Raises RequestError (`a`, `b`).
     """
-    first, second = read_manifest(a), read_manifest(b)
+    first, second = read_manifest(a, "a"), read_manifest(b, "b")
     files = {boundary["name"]: boundary["file"] for boundary in second["boundaries"]}
     rows, differing = [], None
-    from safetensors.torch import load_file
-
-    for name, tensors in read_boundaries(a, first):
+    for boundary in first["boundaries"]:
+        name = boundary["name"]
         if name not in files:
             continue
-        others = load_file(b / files[name])
+        tensors, others = read_tensors(a / boundary["file"], "a"), read_tensors(b / files[name], "b")
         for key in [*tensors, *(key for key in others if key not in tensors)]:
             row = {"boundary": name, "tensor": key} | difference(tensors.get(key), others.get(key))
             rows.append(row)
@@ -152,25 +168,46 @@ def compare_traces(a: Path, b: Path) -> dict[str, Any]:
 
 
 def difference(a: Any, b: Any) -> dict[str, Any]:
-    """Of two tensors: `equal`, or why they cannot be compared, or max and mean |a - b|, relative L1 and cosine."""
+    """Of two tensors: `equal` bits, or why they cannot be compared, or max and mean |a - b|, relative L1 and cosine: None
+    where values are not finite, which are counted, or there is none."""
     import torch
 
     if a is None or b is None:
         return {"equal": False, "why": "only in " + ("b" if a is None else "a")}
     if a.shape != b.shape:
         return {"equal": False, "why": f"shapes {list(a.shape)} and {list(b.shape)}"}
-    if a.dtype == b.dtype and torch.equal(a, b):
+    if a.dtype == b.dtype and (not a.numel() or torch.equal(*(t.reshape(-1).view(torch.uint8) for t in (a, b)))):
         return {"equal": True}
     x, y = a.double().reshape(-1), b.double().reshape(-1)
     apart = (x - y).abs()
     norms = x.norm() * y.norm()
-    return {
+    row: dict[str, Any] = {
         "equal": False,
-        "dtypes": [str(a.dtype).removeprefix("torch."), str(b.dtype).removeprefix("torch.")],
+        "dtypes": [str(tensor.dtype).removeprefix("torch.") for tensor in (a, b)],
         "differing": int((apart != 0).sum()),
         "of": x.numel(),
+    }
+    broken = [int((~values.isfinite()).sum()) for values in (x, y)]
+    if any(broken) or not x.numel():
+        counts = {"values_not_finite": broken} if any(broken) else {}
+        return row | dict.fromkeys(("max", "mean", "relative_l1", "cosine")) | counts
+    return row | {
         "max": float(apart.max()),
         "mean": float(apart.mean()),
         "relative_l1": float(apart.sum() / x.abs().sum().clamp(min=1e-300)),
         "cosine": float((x @ y) / norms) if norms else 0.0,
     }
+
+
+def amount(row: Mapping[str, Any]) -> str:
+    """A row of `difference` that is not equal, in words."""
+    if "why" in row:
+        return str(row["why"])
+    if broken := row.get("values_not_finite"):
+        return f"{broken[0]} and {broken[1]} of {row['of']} values are not finite"
+    figures = [
+        f"{words} {row[name]:.3g}"
+        for name, words in (("max", "max"), ("relative_l1", "relative L1"))
+        if row[name] is not None
+    ]
+    return ", ".join(figures) or f"dtypes {' and '.join(row['dtypes'])}"

@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from ..errors import ConfigError, RequestError
+from ..errors import RequestError
 from ..limits import shown
 from ..output.report import versions
 from ..request_json import request_from_json
@@ -39,13 +39,10 @@ def validate(
     Requests of tasks that the weights do not have are left out and named. Raises what the engine raises.
     """
     check_bounds(bounds)
-    check_setups((base, test), requests)
+    kept = check_setups((base, test), requests)
     with tempfile.TemporaryDirectory(prefix="twinreel-validate-") as folder:
         runs = Runs(Path(folder), watch)
         spec = runs.engine(base.engine).spec
-        kept = [named for named in requests if named.request.resolved_task in spec.tasks]
-        if not kept:
-            raise ConfigError(f"no request left: the weights do {', '.join(spec.tasks)}")
         tests = {"test": test}
         if matrix:
             # policy alone before the others: it shares the base's engine
@@ -126,7 +123,14 @@ def read_requests(name: str) -> tuple[Named, ...]:
         raise RequestError(
             "requests", f"{shown(name)} is not a list of requests; use frozen, or a JSON file with such a list"
         )
-    return tuple(Named(f"{Path(name).stem}-{i}", request_from_json(body)) for i, body in enumerate(bodies))
+    return tuple(_request(body, f"{Path(name).stem}-{i}", f"requests[{i}]") for i, body in enumerate(bodies))
+
+
+def _request(body: Any, name: str, place: str) -> Named:
+    try:
+        return Named(name, request_from_json(body), place)
+    except RequestError as error:
+        raise error.under(place) from None
 
 
 def table(report: Mapping[str, Any]) -> str:
@@ -142,6 +146,7 @@ def table(report: Mapping[str, Any]) -> str:
         summary = cell["summary"]
         lines.append(f"{name}: {_setup(cell['setup'])}: {_costs(cell['costs'])}")
         rest = "" if cell["verdict"] == "exact" else f"; of the rest, mean (worst): {_figures(summary)}"
+        rest += f"; {summary['not_finite']} with values that are not finite" if summary["not_finite"] else ""
         lines.append(f"  {cell['verdict']}: {summary['exact']}/{summary['of']} exact{rest}")
         lines += [f"  warning: {warning}" for warning in cell["warnings"]]
     if "matrix" in report:
@@ -170,6 +175,8 @@ def _figures(summary: Mapping[str, Any]) -> str:
         mean, worst = summary[name]["mean"], summary[name]["worst"]
         if not summary[name]["measured"]:
             words.append(f"{name} not measured")
+        elif mean is None and summary["not_finite"] and name.startswith("audio"):
+            words.append(f"{name} not finite")
         elif unit:
             words.append(f"{name} {decibels(mean)} ({decibels(worst)})")
         elif mean is not None:

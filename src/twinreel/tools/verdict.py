@@ -37,20 +37,29 @@ BOUNDS = {
 
 
 def figures(comparison: Mapping[str, Any]) -> dict[str, float | None]:
-    """The four figures of one comparison; infinite where nothing differs, None where it was not measured."""
+    """The four figures of one comparison; infinite where nothing differs, None where it was not measured, and minus
+    infinity where samples are not finite."""
     values: dict[str, float | None] = {}
     for name, (part, key) in FIGURES.items():
-        value = comparison[part][key]
-        exact = comparison[part]["identical"] and name in ("video_psnr", "audio_snr")
-        values[name] = math.inf if exact else value
+        facts = comparison[part]
+        value = facts[key]
+        if facts["identical"] and (name != "video_ssim" or value is not None):
+            value = math.inf if name in ("video_psnr", "audio_snr") else 1.0 if value is None else value
+        elif facts.get("samples_not_finite"):
+            value = -math.inf
+        elif value is None and name in ("video_psnr", "audio_snr"):
+            value = math.inf  # only the sign of a zero differs
+        values[name] = value
     return values
 
 
 def summarise(comparisons: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Exact count, and mean and worst of each figure over the requests that are not exact in it (None: all are)."""
+    """Exact count, how many hold values that are not finite, mean and worst of each figure over the
+    requests that are not exact in it (None: all are)."""
     exact = sum(bool(comparison["identical"]) for comparison in comparisons)
     table = [figures(comparison) for comparison in comparisons]
-    result: dict[str, Any] = {"exact": exact, "of": len(comparisons)}
+    broken = sum(-math.inf in row.values() for row in table)
+    result: dict[str, Any] = {"exact": exact, "of": len(comparisons), "not_finite": broken}
     for name in FIGURES:
         values = [row[name] for row in table]
         finite = [value for value in values if value is not None and math.isfinite(value)]
@@ -75,6 +84,8 @@ def verdict(summary: Mapping[str, Any], bounds: str) -> str:
     check_bounds(bounds)
     if summary["exact"] == summary["of"]:
         return "exact"
+    if summary["not_finite"]:
+        return "apart"
     chosen = BOUNDS[bounds]
     for name, least in chosen.least.items():
         if not summary[name]["measured"]:

@@ -27,7 +27,7 @@ from .config_text import processor_spec, text_spec
 from .config_vae import audio_spec, video_spec
 from .fields import Fields
 from .files import reading
-from .locate import Checkpoint
+from .locate import SCHEDULERS, Checkpoint
 from .recognise import ORIGINAL, Component
 
 LONGEST, SHARPEST = 3600.0, 16384  # seconds of a clip, pixels of a short edge
@@ -178,9 +178,8 @@ def _shifts(checkpoint: Checkpoint, default: tuple[float, float]) -> tuple[float
     for path in checkpoint.indexes:
         scales = Fields(path).block("_minimax_h3").block("sigma_shift_scales")
         scales.known("video", "audio")
-        if not scales.data and (path.parent / "scheduler" / "scheduler_config.json").is_file():
-            names = "scheduler", "audio_scheduler"
-            schedulers = [Fields(path.parent / name / "scheduler_config.json") for name in names]
+        if not scales.data and any((path.parent / name).is_dir() for name in SCHEDULERS):
+            schedulers = [Fields(path.parent / name / "scheduler_config.json") for name in SCHEDULERS]
             for scheduler in schedulers:
                 scheduler.fixed(_class_name="MiniMaxH3Scheduler")
             pairs = zip(schedulers, ("shift", "shift"), default, strict=True)

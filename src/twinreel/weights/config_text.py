@@ -141,8 +141,7 @@ def processor_spec(folder: Path) -> ProcessorSpec:
     """The conditioner's pixel budgets from `preprocessor_config.json`, `video_preprocessor_config.json` (SPEC 3.3)."""
     default = ProcessorSpec()
     image = Fields(folder / "preprocessor_config.json")
-    path = folder / "video_preprocessor_config.json"
-    video = Fields(path) if path.is_file() else Fields(path, {})
+    video = Fields(folder / "video_preprocessor_config.json")
     kinds = "Qwen2VLImageProcessorFast", "Qwen2VLImageProcessor", "Qwen2VLImageProcessorPil"
     image.fixed(image_processor_type=kinds, **PIXEL_STEPS)
     video.fixed(video_processor_type="Qwen3VLVideoProcessor", **PIXEL_STEPS)

@@ -8,7 +8,7 @@ from typing import Any
 
 from ..spec import SAMPLE_RATE, AudioVAESpec, VideoVAESpec
 from .fields import MOST_ITEMS, Fields
-from .files import reading, shown
+from .files import read_text, shown, there
 from .recognise import ORIGINAL, Component
 
 WIDEST = 2**16  # of channels, factors and kernels
@@ -242,7 +242,7 @@ def _check_audio(sizes: Fields, spec: AudioVAESpec) -> None:
 
 def _check_yaml(path: Path, spec: AudioVAESpec) -> None:
     """`config.yaml` repeats four sizes as lines `name: number`; one that contradicts the others is an error."""
-    if not path.is_file():
+    if not there(path):
         return
     sizes = {
         "sr": SAMPLE_RATE,
@@ -250,9 +250,7 @@ def _check_yaml(path: Path, spec: AudioVAESpec) -> None:
         "vae_latent_channels": spec.latent_channels,
         "audio_channel": 1,
     }
-    with reading(path):
-        lines = path.read_text(encoding="utf-8").splitlines()
-    for line in lines:
+    for line in read_text(path).splitlines():
         name, _, value = (part.strip() for part in line.partition("#")[0].partition(":"))
         if name in sizes:
             same = value == str(sizes[name])

@@ -7,14 +7,17 @@ tensor the allocator's alignment; a mapped file gives neither (SPEC 13.9).
 
 from __future__ import annotations
 
+import io
 import json
 import math
+import os
+import stat
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from reprlib import Repr
-from typing import Any
+from typing import Any, BinaryIO
 
 from ..errors import CheckpointError
 
@@ -85,10 +88,9 @@ def reading(where: object) -> Iterator[None]:
 
 def read_json(path: Path) -> dict[str, Any]:
     """A JSON object from `path`; CheckpointError naming the file when it is absent, unreadable or no object."""
-    _regular(path)
     try:
         with reading(path):
-            data = json.loads(path.read_text(encoding="utf-8"), object_pairs_hook=_once)
+            data = json.loads(read_text(path), object_pairs_hook=_once)
     except ValueError as error:
         raise CheckpointError(f"{path}: cannot be read as JSON ({error}); download the file again") from error
     if not isinstance(data, dict):
@@ -96,10 +98,41 @@ def read_json(path: Path) -> dict[str, Any]:
     return data
 
 
-def _regular(path: Path) -> None:
+def there(path: Path) -> bool:
+    """Whether there is a file. CheckpointError for a pipe (which would keep us waiting for ever), a folder, a link that
+    leads nowhere: what has the name and is no file is damage, not absence."""
     with reading(path):
-        if path.exists() and not path.is_file():  # a pipe would keep us waiting for ever
-            raise CheckpointError(f"{path}: is no regular file; download it again")
+        try:
+            plain = stat.S_ISREG(os.stat(path).st_mode)
+        except (FileNotFoundError, NotADirectoryError):
+            if not path.is_symlink():
+                return False
+            raise CheckpointError(f"{path}: is a link that leads nowhere; put the file of the release there") from None
+        if not plain:
+            raise CheckpointError(f"{path}: is no regular file; put the file of the release in its place")
+    return True
+
+
+@contextmanager
+def opened(path: Path, buffering: int = -1) -> Iterator[BinaryIO]:
+    """A file of a checkpoint, to be read: the one way to open one. CheckpointError where it cannot be."""
+    with reading(path):
+        there(path)
+        file = open(path, "rb", buffering)
+    with file:
+        yield file
+
+
+def read_bytes(path: Path) -> bytes:
+    """A whole file. Raises CheckpointError."""
+    with reading(path), opened(path) as file:
+        return file.read()
+
+
+def read_text(path: Path) -> str:
+    """A whole file of UTF-8, its lines ended by line feeds. Raises CheckpointError."""
+    with reading(path):
+        return io.StringIO(read_bytes(path).decode("utf-8"), newline=None).getvalue()
 
 
 def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -114,10 +147,9 @@ def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 def read_header(path: Path) -> dict[str, Entry]:
     """The tensors of one safetensors file. Raises CheckpointError when the file is cut short or damaged."""
-    _regular(path)
     try:
-        with reading(path), path.open("rb") as file:
-            actual = path.stat().st_size
+        with reading(path), opened(path) as file:
+            actual = os.fstat(file.fileno()).st_size
             length = int.from_bytes(file.read(8), "little")
             if actual < 8 or 8 + length > actual or length > MAX_HEADER:
                 raise CheckpointError(
@@ -129,6 +161,7 @@ def read_header(path: Path) -> dict[str, Entry]:
     if not isinstance(header, dict):
         raise CheckpointError(f"{path}: its header is no JSON object; download the file again")
     header.pop("__metadata__", None)
+    _check_names(path, header)
     entries = {name: _entry(path, name, value, 8 + length) for name, value in header.items()}
     _check_extent(path, entries, 8 + length, actual)
     return entries
@@ -137,12 +170,19 @@ def read_header(path: Path) -> dict[str, Entry]:
 def _entry(path: Path, name: str, value: Any, start: int) -> Entry:
     facts: dict[str, Any] = value if isinstance(value, dict) else {}
     kind, shape, offsets = (facts.get(key, 0) for key in ("dtype", "shape", "data_offsets"))
-    if not (isinstance(kind, str) and _counts(shape) and _counts(offsets) and len(offsets) == 2):
+    if not (isinstance(kind, str) and kind.isprintable() and _counts(shape) and _counts(offsets) and len(offsets) == 2):
         raise CheckpointError(f"{path}: damaged header entry for {name} ({shown(value)}); download it again")
     dtype, (begin, end) = DTYPES.get(kind, kind), offsets
     if dtype in BYTES and end - begin != math.prod(shape) * BYTES[dtype]:
         raise CheckpointError(f"{path}: {name} has {end - begin} bytes, {dtype} {shown(shape)} needs another number")
     return Entry(path, dtype, tuple(shape), start + begin, end - begin)
+
+
+def _check_names(path: Path, names: Iterable[str]) -> None:
+    """Refuse names that no model has and a terminal would obey, so that no later message holds one."""
+    for name in names:
+        if not name.isprintable() or len(name) > MAX_NAME:
+            raise CheckpointError(f"{path}: {shown(name)} is no name of a tensor; download the file again")
 
 
 def _counts(value: Any) -> bool:
@@ -208,7 +248,7 @@ def _open(folder: Path) -> WeightFiles:
         return WeightFiles(folder, read_header(file), (file,), None)
     weight_map, declared = _read_index(index)
     shards = tuple(folder / name for name in sorted(set(weight_map.values())))
-    absent = [shard.name for shard in shards if not shard.is_file()]
+    absent = [shard.name for shard in shards if not there(shard)]
     if absent:
         raise CheckpointError(f"{index}: {len(absent)} of {len(shards)} shards are absent: {', '.join(absent[:10])}")
     unlisted = [file.name for file in files if file not in shards]
@@ -235,6 +275,7 @@ def _read_index(index: Path) -> tuple[dict[str, str], int | None]:
     weight_map, metadata = data.get("weight_map"), data.get("metadata", {})
     if not isinstance(weight_map, dict) or not weight_map:
         raise CheckpointError(f"{index}: has no weight_map")
+    _check_names(index, weight_map)
     for name, shard in weight_map.items():
         if not isinstance(shard, str) or not _names_shard(shard):
             raise CheckpointError(f"{index}: {shown(name)}: shard {shown(shard)} is no plain *.safetensors file name")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 
-from .files import open_weights, reading
+from .files import open_weights, opened, reading
 from .recognise import Component
 
 SAMPLES = 64
@@ -19,7 +19,7 @@ def fingerprint(component: Component) -> str:
     """
     sha = hashlib.sha256()
     for shard in sorted(open_weights(component.weights).shards):
-        with reading(shard), open(shard, "rb") as file:
+        with reading(shard), opened(shard) as file:
             size = shard.stat().st_size
             sha.update(f"{shard.name} {size}\n".encode())
             for i in range(SAMPLES):

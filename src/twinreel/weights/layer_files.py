@@ -13,7 +13,7 @@ from torch import Tensor
 from ..errors import CheckpointError
 from ..ops.e4m3 import E4M3
 from ..spec import Spec
-from .files import Entry
+from .files import Entry, opened
 from .keymap import LAYERS, SCALE, Stored
 from .locate import Checkpoint
 from .stream import narrow, place
@@ -54,7 +54,7 @@ class LayerFiles:
 
 def _mapped(shard: Path) -> Any:
     try:
-        with shard.open("rb") as file:
+        with opened(shard) as file:
             # private and writable, because torch warns of memory that it could not write to; nobody does
             return mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
     except (OSError, ValueError) as error:

@@ -10,7 +10,7 @@ from pathlib import Path
 from ..errors import CheckpointError
 from ..spec import Partition
 from .fields import Fields
-from .files import ending, has_weights, index_file, reading, shown
+from .files import ending, has_weights, index_file, read_bytes, reading, shown, there
 from .keymap import MODULES
 from .recognise import (
     BOTH,
@@ -34,6 +34,7 @@ FOLDERS = {"video_vae": ("video_vae", "visual_vae", "vae")}
 # A partition may keep tokenizer and processor files inside another folder of its own (SPEC 1.1).
 MEMBERS = {"tokenizer": TOKENIZER_FILES, "processor": PROCESSOR_FILES}
 MEMBER_FOLDERS = {"tokenizer": ("tokenizer", "processor", "text_encoder"), "processor": ("processor", "text_encoder")}
+SCHEDULERS = ("scheduler", "audio_scheduler")
 NEED = (
     "needed: a folder with FL2VA/ and/or Ref2VA/, one such partition folder, a diffusers root "
     "(transformer/, transformer_ref/, text_encoder/, tokenizer/, vae/, audio_vae/), or component folders by name"
@@ -89,6 +90,13 @@ class _Found:
     components: dict[str, Component] = field(default_factory=dict)
     indexes: list[Path] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
+
+    def add_shared(self, component: Component, folder: Path) -> None:
+        """What `folder`, a partition or a diffusers root, holds of the shared parts."""
+        kind = component.kind
+        self.components[kind] = component
+        if kind in MEMBERS and component.folder.name != kind:
+            self.notes.append(f"{folder}: no {kind}/: its files are taken from {component.folder.name}/")
 
     def add_dit(self, declared: Partition, component: Component) -> None:
         if declared.name in self.dits:
@@ -161,7 +169,11 @@ def _read_root(root: Path, found: _Found, weights: bool, overrides: Mapping[str,
     if _declaration(root) is not None:
         partitions = [root]
     else:
-        partitions = sorted(child for child in root.iterdir() if child.is_dir() and _declaration(child) is not None)
+        folders = sorted(child for child in root.iterdir() if child.is_dir())
+        partitions = [child for child in folders if _declaration(child) is not None]
+        for folder in folders if partitions else ():
+            if folder not in partitions and _dit_weights(folder / "transformer", weights):
+                raise CheckpointError(f"{folder}: has a transformer/ and no model_index.json that declares its tasks")
     usable = [folder for folder in partitions if _dit_weights(folder / "transformer", weights)]
     slots = [slot for slot in SLOTS if _dit_weights(root / slot, weights)] if root not in partitions else []
     if usable:
@@ -184,13 +196,13 @@ def _read_root(root: Path, found: _Found, weights: bool, overrides: Mapping[str,
 
 
 def _dit_weights(folder: Path, weights: bool) -> bool:
-    return has_weights(folder) or index_file(folder) is not None or (not weights and (folder / "config.json").is_file())
+    return has_weights(folder) or index_file(folder) is not None or (not weights and there(folder / "config.json"))
 
 
 def _declaration(folder: Path) -> Partition | None:
     """The partition an original `model_index.json` declares, or None where there is none."""
     path = folder / "model_index.json"
-    fields = Fields(path) if path.is_file() else Fields(path, {})
+    fields = Fields(path) if there(path) else Fields(path, {})
     if fields.data.get("_minimax_h3") is None:
         return None
     block = fields.block("_minimax_h3")
@@ -229,7 +241,7 @@ def _read_partition(folder: Path, found: _Found, overrides: Mapping[str, Path]) 
         if kind in found.components:
             _same(found.components[kind], component)
         else:
-            found.components[kind] = component
+            found.add_shared(component, folder)
 
 
 def _read_diffusers(root: Path, slots: list[str], found: _Found, overrides: Mapping[str, Path]) -> None:
@@ -244,13 +256,13 @@ def _read_diffusers(root: Path, slots: list[str], found: _Found, overrides: Mapp
     for kind in SHARED:
         component = None if kind in overrides else _find(root, kind, DIFFUSERS, reason)
         if component is not None:
-            found.components[kind] = component
+            found.add_shared(component, root)
+    if not any((root / name).is_dir() for name in SCHEDULERS):
+        found.notes.append(f"{root}: no {'/ and no '.join(SCHEDULERS)}/: the sigma shifts are the release's")
 
 
 def _index_of(root: Path) -> Path | None:
-    return next(
-        (root / name for name in ("model_index.json", "modular_model_index.json") if (root / name).is_file()), None
-    )
+    return next((root / name for name in ("model_index.json", "modular_model_index.json") if there(root / name)), None)
 
 
 def diffusers_partitions(index: Path | None) -> dict[str, Partition]:
@@ -267,7 +279,10 @@ def diffusers_partitions(index: Path | None) -> dict[str, Partition]:
 def _find(folder: Path, kind: str, layout: str, reason: str) -> Component | None:
     if kind in MEMBERS:
         holders = [folder / name for name in MEMBER_FOLDERS[kind]]
-        holder = next((path for path in holders if any((path / name).is_file() for name in MEMBERS[kind])), None)
+        if holders[0].is_dir() and not _holds(holders[0], kind):  # damaged, whatever the other folders have
+            names = " or ".join(MEMBERS[kind])
+            raise CheckpointError(f"{holders[0]}: {names} is needed, found {listing(holders[0])}; download it again")
+        holder = next((path for path in holders if _holds(path, kind)), None)
         return None if holder is None else Component(kind, BOTH, holder, holder)
     candidates = [folder / name for name in FOLDERS.get(kind, (kind,)) if (folder / name).is_dir()]
     if len(candidates) > 1:
@@ -275,6 +290,10 @@ def _find(folder: Path, kind: str, layout: str, reason: str) -> Component | None
             f"{folder}: {' and '.join(path.name for path in candidates)} both hold a {kind}; name one"
         )
     return _of_kind(candidates[0], kind, layout, reason) if candidates else None
+
+
+def _holds(folder: Path, kind: str) -> bool:
+    return any(there(folder / name) for name in MEMBERS[kind])
 
 
 def _of_kind(folder: Path, kind: str, layout: str, reason: str) -> Component:
@@ -304,17 +323,17 @@ def _same(first: Component, second: Component) -> None:
 def _fingerprint(component: Component) -> dict[str, int | bytes]:
     if component.kind in MEMBERS:
         return {
-            name: (component.folder / name).read_bytes()
+            name: read_bytes(component.folder / name)
             for name in MEMBERS[component.kind]
-            if (component.folder / name).is_file()
+            if there(component.folder / name)
         }
-    result: dict[str, int | bytes] = {"config.json": component.config.read_bytes()}
+    result: dict[str, int | bytes] = {"config.json": read_bytes(component.config)}
     return result | {path.name: path.stat().st_size for path in ending(component.weights, ".safetensors")}
 
 
 def _override(key: str, folder: Path, found: _Found) -> None:
     if key in MEMBERS:
-        if not any((folder / name).is_file() for name in MEMBERS[key]):
+        if not _holds(folder, key):
             raise CheckpointError(f"{key}: {folder} holds none of {', '.join(MEMBERS[key])}")
         found.components[key] = Component(key, BOTH, folder, folder)
         return
@@ -340,6 +359,10 @@ def _complete(root: Path, found: _Found, weights: bool) -> None:
             f"{root}: missing {', '.join(missing)}; found {', '.join(have) or 'nothing'}; "
             "add the folders or name them as components"
         )
+    if "processor" not in found.components:
+        found.notes.append(f"{root}: no processor/: its pixel budgets and normalisation are the release's")
+    if not found.indexes:
+        found.notes.append(f"{root}: no model_index.json: canvases, durations and tasks are the release's")
     if not weights:
         return
     parts = (*found.dits.values(), *(found.components[kind] for kind in REQUIRED if kind != "tokenizer"))

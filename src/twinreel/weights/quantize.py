@@ -1,13 +1,14 @@
 """`twinreel quantize`: a checkpoint whose trunk is in e4m3, as `precision fp8` would make it when loading, bit for bit.
 
-The DiTs are written anew in the original layout, one tensor in memory at a time. What is shared is linked where the file
-system can, else copied; a diffusers root gets its DiTs alone, because its other parts are of the other layout.
+The DiTs are written anew in the original layout, one tensor in memory at a time. What is shared is copied, its tensors
+linked where the file system can; a diffusers root gets its DiTs alone, because its other parts are of the other layout.
 """
 
 from __future__ import annotations
 
 import json
 import os
+import shlex
 import shutil
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack
@@ -23,12 +24,13 @@ from ..errors import CheckpointError, RequestError
 from ..precision import Fp8, check_weights
 from ..spec import DiTSpec, Partition, Spec
 from .config import DIT_REALS, DIT_WHOLES, FP8, read_spec
-from .files import BYTES, DTYPES, read_json
-from .keymap import SCALE, Stored, stored_tensors, total_bytes
+from .files import BYTES, DTYPES, opened, read_json, reading, there
+from .keymap import COMPONENTS, SCALE, Stored, stored_tensors, total_bytes
 from .locate import Checkpoint, locate
 from .recognise import ORIGINAL, Component
 from .stream import narrow, parameters_of
 from .tensors import open_component
+from .tokenizer import load_tokenizer
 
 SHARD_BYTES = 5 << 30
 STEM = "model"
@@ -47,34 +49,45 @@ def quantize(source: str | os.PathLike[str], target: str | os.PathLike[str], blo
     spec = read_spec(checkpoint)
     if spec.dit.fp8_edge is not None:
         raise CheckpointError(
-            f"{checkpoint.path}: is quantized already, but for {spec.dit.fp8_edge} blocks at either end"
+            f"{checkpoint.path}: is quantized already, but for {spec.dit.fp8_edge} blocks at either end; run it as it is "
+            f"with --precision fp8:blocks={spec.dit.fp8_edge}, or name the weights that it was made from"
         )
     check_weights(str(Fp8(blocks)), spec.dit)
     narrow_spec = replace(spec, dit=replace(spec.dit, fp8_edge=blocks))
     made, partial = Path(target).absolute(), Path(target).absolute().with_name(Path(target).name + ".part")
     size = len(checkpoint.dits) * total_bytes(stored_tensors("transformer", ORIGINAL, narrow_spec))
     _check_target(made, partial, size)
+    _check_source(checkpoint, spec)
+    rest = _rest(checkpoint)
     try:
         folders = [_write_dit(checkpoint, name, spec, narrow_spec, partial, tell) for name in checkpoint.dits]
-        shared = _share_rest(checkpoint, partial)
+        linked = sum(_share(path, partial / name) for name, path in rest.items())
         os.replace(partial, made)
     except OSError as error:
         raise RequestError("target", f"{made} cannot be written: {error.strerror or error}") from error
     finally:
         shutil.rmtree(partial, ignore_errors=True)
     dits = [str(made / folder) for folder in folders]
-    use = f"twinreel generate --model {made} --precision fp8:blocks={blocks}"
-    if not shared:
-        names = zip(("transformer", "transformer_ref"), dits, strict=False)
-        parts = " ".join(f"--component {name}={folder}" for name, folder in names)
-        use = f"twinreel generate --model {checkpoint.path} {parts} --precision fp8:blocks={blocks}"
-    shared = shared or "left where it is: the source is a diffusers root"
-    return {"path": str(made), "transformers": dits, "bytes": size, "shared": shared, "use": use}
+    use = ["twinreel", "generate", "--model", str(made if rest else checkpoint.path)]
+    for name, folder in () if rest else zip(("transformer", "transformer_ref"), dits, strict=False):
+        use += ["--component", f"{name}={folder}"]
+    use += ["--precision", f"fp8:blocks={blocks}"]
+    shared = f"{len(rest)} files, {linked} of them linked, the others copied"
+    shared = shared if rest else "left where it is: the source is a diffusers root"
+    return {"path": str(made), "transformers": dits, "bytes": size, "shared": shared, "use": shlex.join(use)}
+
+
+def _check_source(checkpoint: Checkpoint, spec: Spec) -> None:
+    """Every part must be whole before one is written: headers against the config, the tokenizer. Raises CheckpointError."""
+    for component in (*checkpoint.dits.values(), *checkpoint.components.values()):
+        if component.kind in COMPONENTS:
+            open_component(component, spec)
+    load_tokenizer(checkpoint.folders["tokenizer"], spec.text)
 
 
 def _check_target(made: Path, partial: Path, size: int) -> None:
     for path in (made, partial):
-        if path.exists():
+        if os.path.lexists(path):  # also a link that leads nowhere
             raise RequestError("target", f"{path} exists; name a new folder")
     if not made.parent.is_dir():
         raise RequestError("target", f"{made.parent} is no folder; make it first")
@@ -184,23 +197,39 @@ def _begin(file: BinaryIO, rows: list[Stored]) -> dict[str, _Place]:
     return {row.name: _Place(row, file, start + begins[row.name]) for row in rows}
 
 
-def _share_rest(checkpoint: Checkpoint, root: Path) -> str | None:
-    """Link or copy everything but the DiTs; None for a diffusers root, whose parts are left where they are."""
+def _rest(checkpoint: Checkpoint) -> dict[Path, Path]:
+    """Every file but the DiTs' by its name in the checkpoint; none of a diffusers root, whose parts are left where they
+    are."""
     if any(dit.layout != ORIGINAL for dit in checkpoint.dits.values()):
-        return None
+        return {}
     files = {path for path in checkpoint.indexes}
     for component in checkpoint.components.values():
-        files |= {path for path in component.folder.rglob("*") if path.is_file()}
-    linked = 0
-    for path in sorted(files):
-        copy = root / path.absolute().relative_to(checkpoint.path.absolute())
-        copy.parent.mkdir(parents=True, exist_ok=True)
+        with reading(component.folder):
+            files |= set(_files(component.folder))
+    return {path.absolute().relative_to(checkpoint.path.absolute()): path for path in sorted(files)}
+
+
+def _files(folder: Path) -> Iterator[Path]:
+    """Every file under `folder`, also behind links. CheckpointError for what is neither file nor folder."""
+    for path in folder.iterdir():
+        if path.is_dir():
+            yield from _files(path)
+        elif there(path):
+            yield path
+
+
+def _share(path: Path, copy: Path) -> bool:
+    """Tensors are linked where the file system can: they are large, and nobody edits them. Whether it was linked."""
+    copy.parent.mkdir(parents=True, exist_ok=True)
+    if path.suffix == ".safetensors":
         try:
             os.link(path.resolve(), copy)
-            linked += 1
-        except OSError:  # another file system, or one without links
-            shutil.copyfile(path, copy)
-    return f"{len(files)} files, {linked} of them linked, the others copied"
+            return True
+        except OSError:
+            pass  # another file system, or one without links
+    with opened(path) as source, copy.open("wb") as file:
+        shutil.copyfileobj(source, file)
+    return False
 
 
 def dit_config(spec: DiTSpec) -> dict[str, Any]:

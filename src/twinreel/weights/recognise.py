@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import CheckpointError
-from .files import has_weights, read_json, shown, tensor_names
+from .files import has_weights, read_json, shown, tensor_names, there
 
 ORIGINAL, DIFFUSERS, BOTH = "original", "diffusers", "both"
 
@@ -72,11 +72,11 @@ def recognise(folder: Path) -> Component:
     if not folder.is_dir():
         raise CheckpointError(no_folder(folder))
     config = folder / "config.json"
-    if not config.is_file():
+    if not there(config):
         for kind, names in (("tokenizer", TOKENIZER_FILES), ("processor", PROCESSOR_FILES)):
-            if any((folder / name).is_file() for name in names):
+            if any(there(folder / name) for name in names):
                 return Component(kind, BOTH, folder, folder)
-    told = _from_config(config) if config.is_file() else None
+    told = _from_config(config) if there(config) else None
     if told is not None and told[0] == "video_vae" and told[1] == ORIGINAL:
         weights = _inside(folder, read_json(config).get("source_path", "source"), config)
     else:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from io import FileIO
 from math import prod
 from pathlib import Path
 from typing import Any
@@ -15,7 +14,7 @@ from ..errors import CheckpointError
 from ..ops.e4m3 import E4M3
 from ..ops.reference import quantize_rows
 from ..spec import Spec
-from .files import BYTES, Entry, WeightFiles, reading
+from .files import BYTES, Entry, WeightFiles, opened, reading
 from .keymap import MODULES, NARROW_ROWS, SCALE, SLOT, SWAPPED, WHOLE, Stored, stored_tensors
 from .locate import Checkpoint
 from .tensors import open_component
@@ -114,7 +113,7 @@ def read_tensors(files: WeightFiles, names: Iterable[str]) -> Iterator[tuple[str
 
 
 def _read_shard(shard: Path, entries: Sequence[tuple[str, Entry]]) -> Iterator[tuple[str, Tensor]]:
-    with reading(shard), open_shard(shard) as file:
+    with reading(shard), opened(shard, buffering=0) as file:  # its bytes go straight into the tensors
         for name, entry in entries:
             tensor = torch.empty(entry.shape, dtype=getattr(torch, entry.dtype))
             file.seek(entry.offset)
@@ -123,7 +122,7 @@ def _read_shard(shard: Path, entries: Sequence[tuple[str, Entry]]) -> Iterator[t
             del tensor  # or this frame would hold it while the next one is allocated
 
 
-def _fill(tensor: Tensor, file: FileIO, name: str) -> None:
+def _fill(tensor: Tensor, file: Any, name: str) -> None:
     raw: Any = tensor.view(-1).view(torch.uint8).numpy()
     target = memoryview(raw)
     while target:
@@ -131,11 +130,6 @@ def _fill(tensor: Tensor, file: FileIO, name: str) -> None:
         if not count:
             raise CheckpointError(f"{file.name}: ends inside {name}; the file changed while it was read")
         target = target[count:]
-
-
-def open_shard(path: Path) -> FileIO:
-    """One shard for reading, unbuffered: the bytes go straight into the tensors."""
-    return FileIO(path, "rb")
 
 
 def narrow(leaf: str, whole: Tensor) -> dict[str, Tensor]:

@@ -15,7 +15,7 @@ from typing import Any
 from ..errors import CheckpointError
 from ..spec import PROJECT_TOKENS, TextSpec
 from .fields import Fields
-from .files import ending, read_json, reading, shown
+from .files import ending, read_json, read_text, reading, shown, there
 from .recognise import TOKENIZER_FILES
 
 BYTES = 256  # tokens of one byte each, which no merge makes
@@ -76,13 +76,16 @@ def load_tokenizer(folder: Path | str, text: TextSpec | None = None) -> Tokenize
 
 def _check_files(folder: Path) -> dict[str, int]:
     """Refuse damaged files; the ids that the config gives to tokens outside the vocabulary file."""
-    if not any((folder / name).is_file() for name in TOKENIZER_FILES):
+    for path in folder.iterdir():
+        if not path.is_dir():
+            there(path)  # transformers would wait for a pipe
+    if not any(there(folder / name) for name in TOKENIZER_FILES):
         raise CheckpointError(f"{folder}: no vocab.json and no tokenizer.json; this is not a tokenizer folder")
     found = {path.name: read_json(path) for path in ending(folder, ".json")}
     added = _check_config(Fields(folder / "tokenizer_config.json", found.get("tokenizer_config.json", {})))
     if "vocab.json" in found:
         merges = folder / "merges.txt"
-        lines = [line for line in merges.read_text(encoding="utf-8").split("\n") if line.strip()]
+        lines = [line for line in read_text(merges).split("\n") if line.strip()]
         lines = lines[1:] if lines[:1] and lines[0].startswith("#version") else lines
         _check_pairs(merges, Fields(folder / "vocab.json", {"vocab": found["vocab.json"]}), lines)
     if "tokenizer.json" in found:

@@ -19,7 +19,7 @@ import numpy as np
 from ..errors import CheckpointError, RequestError
 from ..spec import DiTSpec, Spec
 from .config import read_spec
-from .files import Entry, first_ten, open_weights, read_json, reading
+from .files import Entry, first_ten, open_weights, opened, read_bytes, read_json, reading, there
 from .keymap import COMPONENTS, canonical_names, stored_tensors, total_bytes
 from .locate import Checkpoint, locate
 from .recognise import Component
@@ -55,7 +55,8 @@ def verify(
     every file against the manifest.
 
     Returns facts for printing: layout, partitions, tensors and bytes of each component, and `manifest`: "matches N
-    files", "written, N files" or "not compared (...)". `write_manifest` writes it after all other checks passed.
+    files", "written, N files", "not written (...)" or "not compared (...)". `write_manifest` writes it after
+    all other checks passed.
     Raises CheckpointError with the first ten problems and the count when anything differs, and RequestError where a
     manifest to write is there already: it may disagree, and is the only one who knows.
     """
@@ -65,6 +66,12 @@ def verify(
         raise RequestError(
             "write_manifest", f"{manifest} exists; verify without it compares the files with that, or remove it first"
         )
+    if write_manifest:
+        try:
+            _write(manifest, "").unlink()  # before hours of reading
+        except OSError as error:
+            why = error.strerror or error
+            raise RequestError("write_manifest", f"{manifest} cannot be written ({why}); leave it out") from None
     with reading(checkpoint.path):
         findings = examine(checkpoint)
     outcome = "not compared (no manifest beside the weights; --write-manifest makes one)"
@@ -73,8 +80,7 @@ def verify(
     if findings.problems:
         raise CheckpointError(f"{checkpoint.path}: {first_ten(findings.problems)}")
     if write_manifest:
-        _write(manifest, findings.digests)
-        outcome = f"written, {len(findings.digests)} files"
+        outcome = _write_manifest(manifest, findings.digests)
     result: dict[str, Any] = {
         "path": str(checkpoint.path),
         "layout": checkpoint.layout,
@@ -151,7 +157,7 @@ def _read_shard(
     seen.add(shard)
     digest, size = hashlib.sha256(), 0
     ordered = sorted(entries.items(), key=lambda item: item[1].offset)
-    with shard.open("rb") as file:
+    with opened(shard) as file:
         header = file.read(ordered[0][1].offset if ordered else -1)
         digest.update(header)
         size += len(header)
@@ -168,7 +174,8 @@ def _read_shard(
 
 def _check_rope(entry: Entry, dit: DiTSpec, where: str) -> list[str]:
     """The stored frequencies are never loaded, so they must be those that rope_theta gives (SPEC 2.4)."""
-    stored = np.fromfile(entry.file, np.float32, dit.rope_freqs, offset=entry.offset)
+    with opened(entry.file) as file:
+        stored = np.fromfile(file, np.float32, dit.rope_freqs, offset=entry.offset)
     ours = dit.rope_theta ** (-np.arange(dit.rope_freqs) / dit.rope_freqs)
     if np.allclose(stored, ours, rtol=1e-5, atol=0):
         return []
@@ -195,14 +202,14 @@ def _small_files(component: Component) -> Iterator[Path]:
     """Config, index, tokenizer and processor files."""
     for folder in {component.folder, component.weights}:
         for path in folder.iterdir():
-            if path.is_file() and path.suffix in (".json", ".yaml", ".txt", ".jinja") and path.name != MANIFEST:
+            if path.suffix in (".json", ".yaml", ".txt", ".jinja") and path.name != MANIFEST and there(path):
                 yield path
 
 
 def _hash_whole(file: Path, checkpoint: Checkpoint, findings: Findings, seen: set[Path]) -> None:
     if file not in seen:
         seen.add(file)
-        data = file.read_bytes()
+        data = read_bytes(file)
         _record(file, hashlib.sha256(data).hexdigest(), len(data), checkpoint, findings)
 
 
@@ -237,12 +244,21 @@ def _compare_manifest(manifest: Path, findings: Findings) -> str:
     return f"matches {len(findings.digests)} files"
 
 
-def _write(manifest: Path, digests: Mapping[str, Mapping[str, Any]]) -> None:
-    """Whole or not at all: written beside the old one, then put in its place."""
+def _write_manifest(manifest: Path, digests: Mapping[str, Mapping[str, Any]]) -> str:
+    """Whole or not at all: written beside its place, then put there. What became of it: the rest was found all the same."""
     text = json.dumps({"schema_version": 1, "files": dict(sorted(digests.items()))}, indent=1) + "\n"
-    partial = manifest.with_name(manifest.name + ".part")
+    try:
+        os.replace(_write(manifest, text), manifest)
+    except OSError as error:
+        return f"not written ({error.strerror or error})"
+    return f"written, {len(digests)} files"
+
+
+def _write(manifest: Path, text: str) -> Path:
+    partial = manifest.with_name(f".{manifest.name}.{os.getpid()}.part")
     try:
         partial.write_text(text, encoding="utf-8")
-        os.replace(partial, manifest)
-    except OSError as error:
-        raise CheckpointError(f"{manifest}: cannot be written ({error})") from error
+    except OSError:
+        partial.unlink(missing_ok=True)
+        raise
+    return partial

@@ -5,6 +5,7 @@ import { byId, count, duration, h, plain } from "./dom.js";
 import { clear, complain, complainAt, conditions, items, restore, setTasks, sounding, startMedia, task } from "./media.js";
 import { drawPrompt, insertLabels, setMost, startPrompt } from "./prompt.js";
 
+const LAST_SEED = 2n ** 63n - 1n;
 const KEPT = ["prompt", "length", "seed", "steps", "policy", "short-edge", "shift-video", "shift-audio", "noise"];
 // Where a field of the request is asked for: longest match first.
 const PLACES = [
@@ -220,7 +221,9 @@ function read() {
   const seed = byId("seed").value.trim();
   const prompt = byId("prompt").value;
   if (!prompt.trim()) throw new Refused(422, { field: "prompt", message: "is empty; describe the picture and the sound" });
-  if (!/^\d{1,19}$/.test(seed)) throw new Refused(422, { field: "seed", message: "is a whole number, 0 or above" });
+  if (!/^\d{1,19}$/.test(seed) || BigInt(seed) > LAST_SEED) {
+    throw new Refused(422, { field: "seed", message: `is a whole number from 0 to ${LAST_SEED}` });
+  }
   const target = {};
   if (byId("sound-length").hidden || !byId("length-of-sound").checked) {
     target.duration_seconds = number("length", "target.duration_seconds");
