@@ -34,8 +34,7 @@ from twinreel.plan import make_plan
 from twinreel.request import Request
 from twinreel.schedule import make_sigmas, step_timesteps
 from twinreel.spec import DiTSpec, Spec
-from twinreel.tools.bench_dit import fill
-from twinreel.tools.scaling_cases import fill_shares
+from twinreel.tools.random_weights import fill
 from twinreel.topology import open_board
 
 pytestmark = [
@@ -114,7 +113,7 @@ def distance(a: torch.Tensor, b: torch.Tensor) -> float:
 def _dit(parallel: Parallel, ops: Any, dtype: torch.dtype, device: torch.device) -> DiT:
     with torch.device("meta"):
         dit = DiT(SPEC, ops, parallel, dtype)
-    fill_shares(dit, device)
+    fill(dit, device)
     return dit
 
 

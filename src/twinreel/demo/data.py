@@ -73,10 +73,10 @@ class WindowPool:
 class SoundPool:
     """Mono stretches of scenes' sound, most of them with something to hear in them."""
 
-    def __init__(self, count: int, device: torch.device, first_seed: int = 0, clicks: float = 0.0) -> None:
+    def __init__(self, count: int, device: torch.device, first_seed: int = 0) -> None:
         parts, chunk = [], 64
         for begin in range(0, count, chunk):
-            scenes = [_scene_heard(first_seed + i, clicks) for i in range(begin, min(begin + chunk, count))]
+            scenes = [sample_scene(first_seed + i) for i in range(begin, min(begin + chunk, count))]
             parts.append(render_audio(scenes, device).flatten(0, 1))
         self.sounds = torch.cat(parts)
         self.sounds = self.sounds[self.sounds.abs().amax(1) > 0.02]
@@ -96,13 +96,6 @@ class SoundPool:
         loud[:, -1] = True
         chosen = found[torch.arange(batch, device=device), loud.int().argmax(1)]
         return chosen * (0.5 + 0.6 * torch.rand(batch, 1, device=device))
-
-
-def _scene_heard(seed: int, clicks: float) -> Scene:
-    """A scene for its sound; a share of `clicks` is made to click, as clicks are short and easily drowned."""
-    if random.Random(f"heard-{seed}").random() < clicks:
-        return sample_scene(seed, motion="bounce", sound="click")
-    return sample_scene(seed)
 
 
 # ---- scenes as latents ----------------------------------------------------------------------------------------------

@@ -57,11 +57,7 @@ class AudioRecipe:
     """The audio VAE: stretches of `window` latents; the spectral loss has its full weight from `spectral_from` on."""
 
     pace: Pace = Pace(batch=64, rate=1.5e-3, warmup=0.03)
-    decoder_pace: Pace = Pace(batch=8, rate=1e-3, cooldown=0.5)
     window: int = 16
-    decoder_window: int = 6
-    decoder_wave: float = 0.15
-    decoder_clicks: float = 0.5
     scenes: int = 3072
     unseen: int = 512
     spectral: float = 0.3
@@ -171,7 +167,7 @@ def smoke() -> Recipe:
     return Recipe(
         spec,
         VideoRecipe(pace, pace, canvases=((64, 64),), scenes=4, kept=4, unseen=2),
-        AudioRecipe(replace(pace, batch=4), replace(pace, batch=4), window=8, scenes=4, unseen=4),
+        AudioRecipe(replace(pace, batch=4), window=8, scenes=4, unseen=4),
         DitRecipe(
             pace,
             scenes=2,

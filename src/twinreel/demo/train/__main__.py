@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-PARTS = ("vae", "decoder", "audio", "audio-decoder", "dit", "export", "evaluate")
+PARTS = ("vae", "decoder", "audio", "dit", "export", "evaluate")
 
 
 def main(arguments: list[str] | None = None) -> None:
@@ -40,7 +40,7 @@ def run(options: argparse.Namespace) -> None:
     if device.type == "cuda":
         # Training only: products of float32 tensors in TF32, and the fastest convolution found by trying.
         torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = True
-        torch.backends.cudnn.benchmark = options.part in ("vae", "decoder", "audio", "audio-decoder")
+        torch.backends.cudnn.benchmark = options.part in ("vae", "decoder", "audio")
         torch.backends.cudnn.benchmark_limit = 4
         # cuDNN's attention plans anew for every number of rows, which costs more than its speed brings here.
         torch.backends.cuda.enable_cudnn_sdp(False)
@@ -55,7 +55,6 @@ def run(options: argparse.Namespace) -> None:
         evaluate(model, path, options.count, named.split(","), options.workers)
     else:
         trainers = {"vae": video.train, "decoder": video.train_decoder, "audio": audio.train, "dit": dit.train}
-        trainers["audio-decoder"] = audio.train_decoder
         trainers[options.part](recipe, piece, device)
 
 

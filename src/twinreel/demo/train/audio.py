@@ -13,9 +13,9 @@ from ...models.convolution import NormedConv
 from ...spec import AudioVAESpec
 from ..data import EVALUATION_SEED, SoundPool
 from ..recipe import AudioRecipe, Recipe
-from .loop import Piece, Run, Weights, load_means
+from .loop import Piece, Run, Weights
 
-STEM, DECODER_STEM = "audio", "audio-decoder"
+STEM = "audio"
 LEAST_LEVEL = 3e-3
 NOISE = 0.03  # added to the means while training, against spreads of about one
 SPECTRA = ((2048, 512), (1024, 256), (512, 128), (128, 32), (64, 16))
@@ -100,7 +100,7 @@ def train(recipe: Recipe, piece: Piece, device: torch.device) -> None:
     weights = Weights({"vae": vae})
     run = Run(STEM, piece, settings.pace, weights)
     pool = SoundPool(settings.scenes, device, run.total * 10_000)
-    samples = settings.window * vae.hop
+    samples, spectra = settings.window * vae.hop, Spectra(device)
     for progress in run:
         target = pool.draw(settings.pace.batch, samples)
         z = vae.encode(target)
@@ -108,39 +108,15 @@ def train(recipe: Recipe, piece: Piece, device: torch.device) -> None:
         size = (z.square().mean().clamp(min=1e-8).log()).square()
         # The spectra come in gradually: at first only the waveform says which way is up.
         share = settings.spectral * min(1.0, progress / settings.spectral_from)
-        _learn(run, vae, z, target, (1.0, share), 0.01 * size)
+        out = vae.decode(z + NOISE * torch.randn_like(z))
+        wave, spectral = waveform_loss(out, target), spectra(out, target)
+        power, error = target.square().mean(1), (out - target).square().mean(1)
+        snr = (-10 * torch.log10((error / power.clamp(min=1e-8)).clamp(min=1e-8)))[power > 1e-5].mean()
+        ratio = out.square().mean().sqrt() / power.mean().sqrt()
+        parts = {"wave": wave, "spectral": spectral, "snr": snr, "ratio": ratio, "spread": z.std()}
+        run.learn(wave + share * spectral + 0.01 * size, **parts)
     weights.use_mean()
     run.log.write(step=run.total, **check(vae, settings, device))
-
-
-def train_decoder(recipe: Recipe, piece: Piece, device: torch.device) -> None:
-    """One piece of the decoder alone, over the frozen encoder: the latents, and so the DiT, stay as they are."""
-    settings = recipe.audio
-    vae = AudioVAE(recipe.spec.audio, device)
-    load_means(piece.folder / f"{STEM}-mean.safetensors", "vae/", vae)
-    vae.encoder.requires_grad_(False)
-    weights = Weights({"decoder": vae.decoder})
-    run = Run(DECODER_STEM, piece, settings.decoder_pace, weights)
-    pool = SoundPool(settings.scenes, device, 700_000 + run.total * 10_000, settings.decoder_clicks)
-    samples = settings.decoder_window * vae.hop
-    for _ in run:
-        target = pool.draw(settings.decoder_pace.batch, samples)
-        with torch.no_grad():
-            z = vae.encode(target)
-        _learn(run, vae, z, target, (settings.decoder_wave, 1.0), z.new_zeros(()))
-    weights.use_mean()
-    run.log.write(step=run.total, **check(vae, settings, device))
-
-
-def _learn(run: Run, vae: AudioVAE, z: Tensor, target: Tensor, shares: tuple[float, float], extra: Tensor) -> None:
-    """One step; `shares` weigh waveform and spectra."""
-    out = vae.decode(z + NOISE * torch.randn_like(z))
-    wave, spectral = waveform_loss(out, target), Spectra(z.device)(out, target)
-    power, error = target.square().mean(1), (out - target).square().mean(1)
-    snr = (-10 * torch.log10((error / power.clamp(min=1e-8)).clamp(min=1e-8)))[power > 1e-5].mean()
-    ratio = out.square().mean().sqrt() / power.mean().sqrt()
-    parts = {"wave": wave, "spectral": spectral, "snr": snr, "ratio": ratio, "spread": z.std()}
-    run.learn(shares[0] * wave + shares[1] * spectral + extra, **parts)
 
 
 @torch.no_grad()

@@ -27,10 +27,10 @@ SOURCES = {
     "video_encoder": (video.STEM, "vae/encoder."),
     "video_decoder": (video.DECODER_STEM, "decoder/"),
     "audio_encoder": (audio.STEM, "vae/encoder."),
-    "audio_decoder": (audio.DECODER_STEM, "decoder/"),
+    "audio_decoder": (audio.STEM, "vae/decoder."),
 }
-# Where a decoder lies before its own run.
-JOINT = {"video_decoder": (video.STEM, "vae/decoder."), "audio_decoder": (audio.STEM, "vae/decoder.")}
+# Where the video decoder lies before its own run.
+JOINT = {"video_decoder": (video.STEM, "vae/decoder.")}
 
 
 def write_model(target: Path, recipe: Recipe, folder: Path) -> Path:
