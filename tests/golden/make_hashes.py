@@ -51,7 +51,8 @@ def processor(device: str) -> str:
 def measure(device: str) -> tuple[str, dict[str, dict[str, str]]]:
     """This machine's key and the hashes of raw frames and waveform by request."""
     with tempfile.TemporaryDirectory() as folder:
-        engine = Engine(EngineConfig(model=str(write_tiny(folder)), device=device, threads=THREADS))
+        config = EngineConfig(model=str(write_tiny(folder)), device=device, threads=THREADS, attention="sdpa")
+        engine = Engine(config)
         found = {name: engine.generate(request).report["sha256"] for name, request in requests().items()}
         key = f"{engine.parts.choices.ops.name} / {processor(device)} / torch {torch.__version__.split('+')[0]}"
     return key, found
