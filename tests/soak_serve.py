@@ -157,7 +157,7 @@ class Soak:
             retried = state["status"] == "failed" and state["error"]["code"] == "EngineLost"
             assert state["status"] == "completed" or job in self.cancelled or retried, (state, request)
             if state["status"] == "completed":
-                target = self.client.download(job, self.folder / "file.mp4")
+                target = self.client.download(job, self.folder / "file.mp4", overwrite=True)
                 assert hashlib.sha256(target.read_bytes()).hexdigest() == state["sha256"]["file"], job
 
     def repeat(self, number: int) -> None:

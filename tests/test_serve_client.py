@@ -209,7 +209,7 @@ def test_broken_connections(site: Running, tmp_path: Path) -> None:
     for after in (600, 9000):
         way = Breaking(site.port, 2, after)
         Client(way.url).wait(job["id"])
-        Client(way.url).download(job["id"], tmp_path / "a.mp4")
+        Client(way.url).download(job["id"], tmp_path / "a.mp4", overwrite=True)
         assert way.broken == 2 and (tmp_path / "a.mp4").read_bytes() == content("lost answers", 42)
 
 

@@ -18,7 +18,7 @@ import pytest
 
 from serve_stub import Running, StubRunner, content, ended, running, until
 from test_serve_client import Breaking
-from twinreel import Client, Keyframe, Request
+from twinreel import Client, Keyframe, Request, RequestError
 from twinreel.cli import main
 from twinreel.serve import client as client_module
 from twinreel.serve.client import ServerError
@@ -87,6 +87,49 @@ def test_a_server_that_restarts_is_waited_for(site: Running, tmp_path: Path) -> 
     assert (tmp_path / "a.mp4").read_bytes() == content("p", 42)
     door.shut(0.3)
     assert client.get(job)["id"] == job
+
+
+def test_what_takes_the_name_meanwhile_is_kept(site: Running, tmp_path: Path) -> None:
+    client, target = Client(site.url), tmp_path / "a.mp4"
+
+    def take(_: Any) -> None:
+        for name in ("a.mp4", "a.json"):
+            (tmp_path / name).write_text("precious")
+
+    job = client.generate(ASKED, target, take)
+    assert target.read_text() == (tmp_path / "a.json").read_text() == "precious"
+    assert "a.mp4 was taken meanwhile" in job["warnings"][-1]
+    assert job["path"] == str(tmp_path / "a-2.mp4") and (tmp_path / "a-2.json").is_file()
+    assert (tmp_path / "a-2.mp4").read_bytes() == content("p", 42)
+    with pytest.raises(RequestError, match="a.mp4 exists"):
+        client.download(job["id"], target)
+    assert client.download(job["id"], target, overwrite=True) == target and target.read_text("latin-1") != "precious"
+    assert client.generate(ASKED, target, overwrite=True)["path"] == str(target)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["a-2.json", "a-2.mp4", "a.json", "a.mp4"]
+
+
+@pytest.mark.parametrize("do", [lambda c, path: c.download("video_1", path), lambda c, _: c.wait("video_1")])
+@pytest.mark.usefixtures("impatient")
+def test_answers_that_are_always_cut_end_the_call(do: Any, tmp_path: Path) -> None:
+    class Cut(http.server.BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self.send_response(200)
+            stream = self.path.endswith("events")
+            self.send_header("Content-Type", "text/event-stream" if stream else "video/mp4")
+            if not stream:
+                self.send_header("Content-Length", "100")
+            self.end_headers()
+            self.wfile.write(b"" if stream else b"x" * 50)
+
+        def log_message(self, *_: Any) -> None:
+            pass
+
+    with http.server.HTTPServer(("127.0.0.1", 0), Cut) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        with pytest.raises(ServerError, match="video_1: "):
+            do(Client(f"http://127.0.0.1:{server.server_port}", timeout=3), tmp_path / "x.mp4")
+        server.shutdown()
+    assert not list(tmp_path.iterdir())
 
 
 @pytest.mark.usefixtures("impatient")

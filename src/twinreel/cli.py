@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import io
 import json
-import os
 import signal
 import sys
 import time
@@ -205,9 +204,9 @@ def generate_there(command: Generate) -> int:
     job = run(command)
     warn(job)
     if command.report.json:
-        put({"ok": True, "output": os.path.abspath(command.output), "job": job})
+        put({"ok": True, "output": job["path"], "job": job})
     else:
-        print(f"{command.output}: {job['size']}, {job['seconds']} s, seed {job['seed']}, made in {job['took']:.1f} s")
+        print(f"{job['path']}: {job['size']}, {job['seconds']} s, seed {job['seed']}, made in {job['took']:.1f} s")
     return 0
 
 

@@ -29,7 +29,7 @@ def complaint_of(text: str, words: Sequence[str]) -> Complaint:
     if found := re.match(r"Missing value for argument '(.*)'\.", said):
         remedy = f"give it one; one that begins with a dash is written {found[1]}=-..." if "--" in found[1] else see
         return Complaint(f"{what}: {found[1]}", "has no value", remedy)
-    if found := re.match("Unrecognized options: (.*)", said):
+    if found := re.match(r"Unrecognized (?:or misplaced )?options: (.*)", _bare(said)):
         near = re.search(r"Perhaps you meant: (--[\w-]+)", " ".join(more))
         return Complaint(
             what, f"{shown(found[1])} means nothing to it", _instead(found[1], near and near[1], command, see)
@@ -37,6 +37,11 @@ def complaint_of(text: str, words: Sequence[str]) -> Complaint:
     if found := re.match("Missing from .*?: (.*)", said):
         return Complaint(what, f"it needs {found[1].replace(' (required)', '')}", see)
     return Complaint(what, said or " ".join(text.split()), see)
+
+
+def _bare(said: str) -> str:
+    """Without the parser's remarks on sub-commands and on order."""
+    return re.sub(r" \(applied to [^)]*\)", "", said).partition(" Arguments are applied")[0]
 
 
 def _parts(text: str) -> list[str]:

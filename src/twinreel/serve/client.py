@@ -18,8 +18,8 @@ from urllib.parse import quote, urlencode, urlsplit
 from ..errors import ConfigError, RequestError, TwinreelError
 from ..limits import shown
 from ..media.addresses import files_of
-from ..output import OutputOptions, check_output, sidecar_path
-from ..output.placing import replacing
+from ..output import OutputOptions, check_output, is_taken, sidecar_path
+from ..output.placing import give_free_name, place_output, replace, unfinished
 from ..request import Request
 from ..request_json import named_in_request, request_to_json
 from ..watch import Event, Watch, ignore
@@ -44,8 +44,6 @@ TRIES = 4  # of a call whose connection breaks, however short the patience
 LONGEST_PAUSE = 30.0
 UNREACHABLE = (errno.EHOSTUNREACH, errno.EHOSTDOWN, errno.ENETUNREACH, errno.ENETDOWN, errno.ENETRESET)
 PASSING = (429, 502, 503, 504)  # a full server, one that restarts, and what a proxy says of it then
-
-
 # What a call may fail with that may pass; RemoteDisconnected is an OSError, too.
 _FAULTS = (OSError, http.client.HTTPException, ServerError)
 
@@ -55,11 +53,18 @@ class _Patience:
 
     def __init__(self, seconds: float, host: str, job: str | None = None) -> None:
         self._seconds, self._host, self._name = seconds, host, "" if job is None else f"{job}: "
+        self._most = 0
         self.fresh()
 
     def fresh(self) -> None:
         """The server has done something: count from its next failure on."""
         self._tries, self._end = 0, -1.0
+
+    def reached(self, size: int) -> None:
+        """So many bytes have come; only what goes beyond all that came before is something done."""
+        if size > self._most:
+            self._most = size
+            self.fresh()
 
     def wait(self, error: Exception) -> None:
         """Sleep before the next try, or raise what `error` means."""
@@ -154,13 +159,17 @@ class Client:
         """(name, job) at every change, from its present state to its end; goes on over broken connections."""
         patience = _Patience(self._patience, self._host, job)
         while True:
+            told = False
             try:
                 with self._open("GET", f"/v1/videos/{quote(job, '')}/events") as answer:
                     for name, state in read_events(answer, self._host):
+                        told = True
                         patience.fresh()
                         yield name, state
                         if name in ENDED:
                             return
+                if not told:
+                    raise http.client.IncompleteRead(b"")
                 time.sleep(0.2)  # it shuts down, and ends its streams first
             except _FAULTS as error:
                 patience.wait(error)
@@ -187,17 +196,34 @@ class Client:
                 return state
         raise ServerError(0, f"{job} is gone")
 
-    def download(self, job: str, path: str | os.PathLike[str], variant: str = "video") -> Path:
-        """Write one of a finished job's files to `path`, whole or not at all; goes on after a broken connection."""
-        target, address = Path(path).absolute(), f"/v1/videos/{quote(job, '')}/content?variant={quote(variant, '')}"
+    def download(
+        self, job: str, path: str | os.PathLike[str], variant: str = "video", *, overwrite: bool = False
+    ) -> Path:
+        """Write one of a finished job's files to `path`, whole or not at all; goes on after a broken connection.
+
+        Returns its name: `path`, or its next number where that was taken meanwhile. Raises RequestError for a file
+        that exists, unless `overwrite` says so.
+        """
+        target = Path(path).absolute()
+        if not overwrite and is_taken(target):
+            raise RequestError("path", f"{target} exists; name another, or say overwrite")
+        with unfinished(target) as temporary:
+            self._fetch(job, temporary, variant)
+            if not overwrite:
+                return give_free_name(temporary, target)
+            replace(temporary, target)
+            return target
+
+    def _fetch(self, job: str, temporary: Path, variant: str) -> None:
+        address = f"/v1/videos/{quote(job, '')}/content?variant={quote(variant, '')}"
         patience = _Patience(self._patience, self._host, job)
-        with replacing(target) as temporary, temporary.open("wb") as file:
+        with temporary.open("wb") as file:
             while True:
                 headers = {"Range": f"bytes={file.tell()}-"} if file.tell() else {}
                 try:
                     with self._open("GET", address, headers=headers) as answer:
                         if self._take(answer, file, patience):
-                            return target
+                            return
                     raise http.client.IncompleteRead(b"")
                 except _FAULTS as error:
                     patience.wait(error)
@@ -213,7 +239,7 @@ class Client:
         end = file.tell() + int(size)
         while block := answer.read(BLOCK):
             file.write(block)
-            patience.fresh()
+            patience.reached(file.tell())
         return file.tell() == end
 
     def generate(
@@ -225,10 +251,11 @@ class Client:
         priority: int = 0,
         overwrite: bool = False,
     ) -> Answer:
-        """Queue, wait, download: the MP4 at `path`, its report beside it; returns the finished job.
+        """Queue, wait, download: the MP4 at `path`, its report beside it; returns the finished job with the `path`.
 
         Raises RequestError before anything is queued where a file would be replaced: one that exists, unless
-        `overwrite` says so, or one of the request's own media.
+        `overwrite` says so, or one of the request's own media. What takes the name while the job waits or runs stays:
+        the result is `NAME-2.mp4` then, and `path` says so.
         """
         target = check_output(path, OutputOptions(overwrite=overwrite), needed=files_of(request))
         if target.suffix.lower() != ".mp4":
@@ -242,9 +269,14 @@ class Client:
             except TwinreelError as error:
                 stop.add_note(f"{job['id']} may still run: {error}")
             raise
-        self.download(job["id"], target)
-        self.download(job["id"], sidecar_path(target), "report")
-        return job
+        with unfinished(target) as video, unfinished(sidecar_path(target)) as report:
+            self._fetch(job["id"], video, "video")
+            self._fetch(job["id"], report, "report")
+            name = place_output(video, target, overwrite)
+            (replace if overwrite and name == target else give_free_name)(report, sidecar_path(name))
+        if name != target:
+            job["warnings"] = [*job.get("warnings", ()), f"{target} was taken meanwhile and is kept; see {name}"]
+        return job | {"path": str(name)}
 
     def _upload(self, body: Answer, media: Mapping[str, Medium], headers: dict[str, str]) -> Answer:
         data: Any = json.dumps(body).encode()
