@@ -217,7 +217,7 @@ def decode(command: Decode) -> int:
     output = command.writing.build()
     command.engine.build()
     if not command.latents.is_file():
-        raise RequestError("latents", f"{command.latents} is no file; its name ends in .latents.safetensors")
+        raise RequestError("latents", f"{command.latents} is no file; the run that kept it named its place")
     check_output(command.target, output, command.latents)
     with running(command.engine, command.report) as (engine, watch):
         report = engine.decode(command.latents, command.target, output, watch)

@@ -88,7 +88,8 @@ def _check_source(checkpoint: Checkpoint, spec: Spec) -> None:
 def _check_target(made: Path, partial: Path, size: int) -> None:
     for path in (made, partial):
         if os.path.lexists(path):  # also a link that leads nowhere
-            raise RequestError("target", f"{path} exists; name a new folder")
+            told = "is left of a run that was ended; remove it" if path == partial else "exists; name a new folder"
+            raise RequestError("target", f"{path} {told}")
     if not made.parent.is_dir():
         raise RequestError("target", f"{made.parent} is no folder; make it first")
     free = shutil.disk_usage(made.parent).free
