@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 from pathlib import Path
 
 import pytest
@@ -59,3 +60,32 @@ def tiny_all(tmp_path_factory: pytest.TempPathFactory) -> Path:
     from tiny import write_tiny
 
     return write_tiny(tmp_path_factory.mktemp("tiny") / "all", layout="single")
+
+
+@pytest.fixture(scope="module")
+def engine(tiny_all: Path):  # noqa: ANN201
+    """An engine on `tiny_all`, which a module's tests share."""
+    from twinreel import Engine, EngineConfig
+
+    return Engine(EngineConfig(model=str(tiny_all), device="cpu", threads=2))
+
+
+@pytest.fixture(scope="module")
+def whole(engine, tmp_path_factory: pytest.TempPathFactory) -> bytes:  # noqa: ANN001
+    """The file of a run of `interrupted.T2VA` that nothing disturbed."""
+    from interrupted import T2VA
+
+    path = tmp_path_factory.mktemp("whole") / "a.mp4"
+    engine.render(T2VA, path)
+    assert sorted(entry.name for entry in path.parent.iterdir()) == ["a.json", "a.mp4"]
+    return path.read_bytes()
+
+
+@pytest.fixture
+def some(files: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder of its own to stand in: `a.mp4`, `b.mp4` and their reports, from `a` and `same` in the module's `files`."""
+    for name in ("a", "same"):
+        for ending in (".mp4", ".json"):
+            shutil.copy(files / f"{name}{ending}", tmp_path / f"{name.replace('same', 'b')}{ending}")
+    monkeypatch.chdir(tmp_path)
+    return tmp_path

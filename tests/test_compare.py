@@ -6,7 +6,6 @@ import json
 import math
 import os
 import re
-import shutil
 from pathlib import Path
 
 import numpy as np
@@ -233,16 +232,6 @@ def test_plots_are_svg_that_parses() -> None:
     )
     for text in drawn:
         ElementTree.fromstring(text)
-
-
-@pytest.fixture
-def some(files: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A folder of its own to stand in: `a.mp4`, `b.mp4` and their reports."""
-    for name in ("a", "same"):
-        for ending in (".mp4", ".json"):
-            shutil.copy(files / f"{name}{ending}", tmp_path / f"{name.replace('same', 'b')}{ending}")
-    monkeypatch.chdir(tmp_path)
-    return tmp_path
 
 
 def npz(**changes: object) -> dict[str, object]:

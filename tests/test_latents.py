@@ -13,31 +13,17 @@ from typing import Any
 import pytest
 import torch
 
-from twinreel import CheckpointError, Engine, EngineConfig, Request, RequestError
+from interrupted import LATENTS, T2VA, interrupt
+from twinreel import CheckpointError, Engine, RequestError
 from twinreel.output.latents import load_latents
 from twinreel.plan import Plan
-from twinreel.watch import Event
-
-T2VA = Request("A secret cat plays piano.", steps=2, duration=0.9)
-LATENTS = "a.latents.safetensors"
-
-
-@pytest.fixture(scope="module")
-def engine(tiny_all: Path) -> Engine:
-    return Engine(EngineConfig(model=str(tiny_all), device="cpu", threads=2))
 
 
 @pytest.fixture(scope="module")
 def kept(engine: Engine, tmp_path_factory: pytest.TempPathFactory) -> bytes:
     """The latents file of an interrupted run."""
-
-    def watch(event: Event) -> None:
-        if event.stage == "decode" and event.done:
-            raise RuntimeError("injected")
-
     folder = tmp_path_factory.mktemp("kept")
-    with pytest.raises(RuntimeError, match="injected"):
-        engine.render(T2VA, folder / "a.mp4", watch=watch)
+    interrupt(engine, folder)
     return (folder / LATENTS).read_bytes()
 
 

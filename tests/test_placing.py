@@ -11,42 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from twinreel import Engine, EngineConfig, OutputOptions, Request, RequestError
+from interrupted import LATENTS, T2VA, interrupt, names
+from twinreel import Engine, EngineConfig, OutputOptions, RequestError
 from twinreel.output.placing import drop_latents, give_name, hold
 from twinreel.watch import Event
-
-T2VA = Request("A secret cat plays piano.", steps=2, duration=0.9)
-LATENTS = "a.latents.safetensors"
-
-
-@pytest.fixture(scope="module")
-def engine(tiny_all: Path) -> Engine:
-    return Engine(EngineConfig(model=str(tiny_all), device="cpu", threads=2))
-
-
-@pytest.fixture(scope="module")
-def whole(engine: Engine, tmp_path_factory: pytest.TempPathFactory) -> bytes:
-    """The file of a run that nothing disturbed."""
-    path = tmp_path_factory.mktemp("whole") / "a.mp4"
-    engine.render(T2VA, path)
-    assert sorted(entry.name for entry in path.parent.iterdir()) == ["a.json", "a.mp4"]
-    return path.read_bytes()
-
-
-def names(folder: Path) -> list[str]:
-    return sorted(entry.name for entry in folder.iterdir())
-
-
-def interrupt(
-    engine: Engine, folder: Path, stage: str = "decode", error: type[BaseException] = RuntimeError, **options
-):
-    def watch(event: Event) -> None:
-        if event.stage == stage and event.done:
-            raise error("injected")
-
-    with pytest.raises(error, match="injected") as caught:
-        engine.render(T2VA, folder / "a.mp4", OutputOptions(**options), watch)
-    return caught.value
 
 
 @pytest.mark.parametrize("taken", ["a.mp4", "a.json", LATENTS])

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import math
 import re
-import shutil
 from pathlib import Path
 
 import numpy as np
@@ -28,16 +27,6 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for name in ("a", "same"):
         Media(FRAMES, SOUND).save(folder / f"{name}.mp4")
     return folder
-
-
-@pytest.fixture
-def some(files: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A folder of its own to stand in: `a.mp4`, `b.mp4` and their reports."""
-    for name in ("a", "same"):
-        for ending in (".mp4", ".json"):
-            shutil.copy(files / f"{name}{ending}", tmp_path / f"{name.replace('same', 'b')}{ending}")
-    monkeypatch.chdir(tmp_path)
-    return tmp_path
 
 
 def state(folder: Path) -> dict[str, bytes]:
