@@ -32,12 +32,14 @@ def same(a: Quantized, b: Quantized) -> bool:
 
 def joined(made: Quantized, apart: Quantized, device: str, dtype: torch.dtype) -> bool:
     """Equal bits in the interpreter, and compiled for the released width in bf16. At other widths the compiler may lay a
-    row out otherwise in the joined kernel and sum it in another order: then a few values are one step of e4m3 apart."""
+    row out otherwise in the joined kernel and sum it in another order. Then a few values are another bf16, by a last place
+    of the larger ones that they are made of, or of e4m3; where a row's largest is among them, the row has another scale."""
     if device == "cpu" or (dtype, made.values.shape[1]) == (torch.bfloat16, 5376):
         return same(made, apart)
     a, b = (rows.values.float() * rows.scale for rows in (made, apart))
-    few = (made.values.view(torch.uint8) != apart.values.view(torch.uint8)).sum() <= max(4, 2e-3 * a.numel())
-    return bool(few) and bool(((a - b).abs() <= 2**-3 * b.abs() + 2**-8 * apart.scale).all())
+    moved = ((a - b).abs() > 1e-5 * b.abs()).float().mean(1) > 2e-3
+    last_place = 2**-7 * 448 * apart.scale  # of a row's largest value
+    return bool(moved.sum() <= max(1, 0.01 * len(a))) and bool(((a - b).abs() <= 2**-3 * b.abs() + last_place).all())
 
 
 def on(device: str, rows: Quantized) -> Quantized:

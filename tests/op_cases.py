@@ -10,7 +10,7 @@ from torch import Tensor
 
 from twinreel.models.layers import RMSNorm
 from twinreel.models.modulation import BlockModulation, Gated
-from twinreel.ops import Ops, select, vit
+from twinreel.ops import Ops, frames, select, vit
 
 DTYPES = (torch.float32, torch.bfloat16)
 REFERENCE = select("reference")
@@ -197,3 +197,33 @@ def every_rounding_case(device: str) -> Tensor:
     lower = torch.tensor([0, 1, 0x7FFF, 0x8000, 0x8001, 0xFFFF, 0x1234])
     bits = (upper[:, None] | lower[None, :]).flatten()
     return (bits - ((bits >> 31) << 32)).int().view(torch.float32).to(device)
+
+
+# width of the frames, clips, channels, groups, pixels reflected above and left, and below and right
+FRAMES = ((7, 1, 32, 32, (1, 1)), (40, 2, 64, 32, (0, 1)), (6, 1, 128, 32, (0, 0)))
+
+
+def check_frames(case: tuple[int, int, int, int, tuple[int, int]], dtype: torch.dtype, device: str) -> None:
+    """The video encoder's passes: copies equal bit for bit, norms close also in flat frames far from zero."""
+    width, clips, channels, groups, edges = case
+    passes = frames.choose("triton", "tf32", (channels,), torch.device(device))
+    assert passes.name == "triton"
+    assert frames.choose("triton", "fp32", (channels,), torch.device(device)) is frames.PLAIN
+    assert frames.choose("triton", "tf32", (channels, 48), torch.device(device)) is frames.PLAIN
+    x = draw(clips, channels, 3, 37, width, seed=1, dtype=torch.float32, device=device)
+    x[0, :, 1] = 30 + 1e-2 * x[0, :, 1]
+    x = x.to(dtype)
+    norm = torch.nn.GroupNorm(groups, channels, eps=1e-6).to(device)
+    norm.weight.data = draw(channels, seed=2, dtype=torch.float32, device=device)
+    norm.bias.data = draw(channels, seed=3, dtype=torch.float32, device=device)
+    norm.to(dtype)
+    flat = torch.full_like(x, 30.0)
+    for given in (x, x.contiguous(memory_format=torch.channels_last_3d), flat):
+        assert torch.equal(passes.padded(given, None, edges), frames.PLAIN.padded(given, None, edges))
+        found, wanted = (table.padded(given, norm, edges) for table in (passes, frames.PLAIN))
+        assert found.dtype == dtype and found.is_contiguous(memory_format=torch.channels_last_3d)
+        exact = frames.PLAIN.padded(given.double(), norm.double(), edges)
+        norm.to(dtype)
+        assert not found[:, :, : frames.PAST].any()
+        far, plain = ((out - exact).abs().max() for out in (found, wanted))
+        assert far <= max(2 * plain, 2e-5), (far, plain)

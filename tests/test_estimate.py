@@ -77,6 +77,12 @@ def test_work_grows_with_rows_and_canvas(h3: Spec) -> None:
     assert long["decode"] == short["decode"]  # clips stream
 
 
+def test_a_clip_leaves_a_device_beside_the_next(h3: Spec) -> None:
+    plan = make_plan(Request("a"), h3)
+    cuda, cpu = (estimate(plan, ROWS, h3, replace(H3_GPU, device=name))["decode"] for name in ("cuda", "cpu"))
+    assert cuda["work"] - cpu["work"] == 17 * plan.height * plan.width * 3
+
+
 @pytest.fixture(scope="module")
 def wide_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A small checkpoint whose activations, not its weights, fill memory."""

@@ -55,6 +55,12 @@ def test_passes_of_the_video_decoder(dtype: torch.dtype) -> None:
     cases.check_vit(dtype, CPU)
 
 
+@pytest.mark.parametrize("dtype", [torch.float16, torch.float32], ids=str)
+@pytest.mark.parametrize("case", cases.FRAMES, ids=str)
+def test_passes_of_the_video_encoder(case: tuple[int, int, int, int, tuple[int, int]], dtype: torch.dtype) -> None:
+    cases.check_frames(case, dtype, CPU)
+
+
 def test_euler() -> None:
     cases.check_euler(OPS, CPU)
     with torch.inference_mode():

@@ -8,14 +8,14 @@ from typing import Any
 import pytest
 import torch
 
-from twinreel import ConfigError, EngineConfig
+from twinreel import ConfigError, EngineConfig, topology
 from twinreel.config import resolve
 from twinreel.demo.tiny import tiny_spec
 from twinreel.launch import Seat
 from twinreel.parallel import Axis, Parallel
 from twinreel.parallel.mesh import Mesh
-from twinreel.parallel.ulysses import PLAIN
-from twinreel.topology import AUTO, Sizes, choose_mesh, choose_variant, num_ranks, settle_variant
+from twinreel.parallel.ulysses import PLAIN, Relayout, Ulysses
+from twinreel.topology import AUTO_CPU, Sizes, choose_mesh, choose_variant, num_ranks, settle_variant
 
 GIB = 1 << 30
 DIT = 38 * GIB  # the released DiT in bf16 without the projections that become tables
@@ -73,7 +73,7 @@ def test_attend_variants() -> None:
     config, choices = EngineConfig(device="cpu", ops="reference"), resolve(EngineConfig(device="cpu"), dit.head_dim)
     local, plain = choose_variant(config, Mesh(), choices, dit), choose_variant(config, two, choices, dit)
     assert (local.name, local.why) == ("local", "rows are on one rank")
-    assert (plain.name, plain.pushed, plain.why) == ("plain", False, AUTO)
+    assert (plain.name, plain.pushed, plain.why) == ("plain", False, AUTO_CPU)
     with pytest.raises(ConfigError, match="attend: packed: needs the triton table of ops, this run has reference"):
         choose_variant(replace(config, attend="packed"), two, choices, dit)
     with pytest.raises(ConfigError, match="attend: overlapped: 1 heads a rank cannot go in 2 chunks"):
@@ -85,13 +85,40 @@ def test_attend_variants() -> None:
 def test_overlapped_is_tried_where_it_is_named_and_refused_with_its_cause() -> None:
     on_gpu = replace(resolve(EngineConfig(device="cpu"), 128), device=torch.device("cuda", 0))
     wide = replace(tiny_spec().dit, heads=56)
-    assert choose_variant(EngineConfig(), Mesh(sp=2), on_gpu, wide).name == "plain"
     tried = choose_variant(EngineConfig(attend="overlapped"), Mesh(sp=2), on_gpu, wide)
     assert (tried.name, tried.pushed, tried.chunks, tried.relayout) == ("overlapped", True, 2, PLAIN)
     far, sp = Seat(0, 2, 0, 1), Axis("sp", size=2)
     alone = Parallel(sp, Axis("tp"), control=Once("control", size=2))
     with pytest.raises(ConfigError, match="attend: overlapped: 2 ranks on several hosts cannot write into each other"):
         settle_variant(tried, alone, on_gpu, far)
+
+
+def test_auto_takes_the_fastest_that_works_on_cuda_and_says_what_it_passed_over(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    on_gpu, config = replace(resolve(EngineConfig(device="cpu"), 128), device=torch.device("cuda", 0)), EngineConfig()
+    plain = choose_variant(config, Mesh(sp=2), on_gpu, replace(tiny_spec().dit, heads=56))
+    assert plain.name == "plain" and plain.why.startswith("auto; passed over: packed and overlapped: needs the triton")
+    kernels = Relayout("packed", PLAIN.pack, PLAIN.merge)
+    monkeypatch.setattr(topology, "_kernels", lambda *_: (kernels, None))
+    few = choose_variant(config, Mesh(sp=2), on_gpu, replace(tiny_spec().dit, heads=2))
+    assert (few.name, few.pushed, few.relayout) == ("packed", False, kernels)
+    assert few.why == "auto; passed over: overlapped: 1 heads a rank cannot go in 2 chunks"
+    tried = choose_variant(config, Mesh(sp=2), on_gpu, replace(tiny_spec().dit, heads=56))
+    assert (tried.name, tried.pushed, tried.chunks, tried.relayout, tried.why) == (
+        "overlapped",
+        True,
+        2,
+        kernels,
+        "auto",
+    )
+    alone = Parallel(Axis("sp", size=2), Axis("tp"), control=Once("control", size=2))
+    parallel, settled = settle_variant(tried, alone, on_gpu, Seat(0, 2, 0, 1))
+    assert (settled.name, settled.pushed, settled.chunks) == ("packed", False, 1)
+    assert settled.why.startswith("auto; passed over: overlapped: 2 ranks on several hosts")
+    assert parallel.board is None and parallel.chunks == 1
+    made = parallel.attend(lambda q, k, v, used: q)
+    assert isinstance(made, Ulysses) and made.relayout is kernels and made.chunks == 1
 
 
 @dataclass(frozen=True)

@@ -142,13 +142,25 @@ def test_requests_of_ones_own(tmp_path: Path) -> None:
 def test_the_plot(base: Setup, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pareto, "POLICIES", ("reuse", "forecast:fast"))
     monkeypatch.setattr(pareto, "PLAIN", (0.5,))
+    monkeypatch.setattr(pareto, "PRECISION", "fp8:blocks=0")
     report = pareto.pareto(base, FEW[:1])
     calls = {name: point["costs"]["calls"] for name, point in report["points"].items()}
-    assert calls == {"reuse": 9, "forecast:fast": 7, "7 steps": 6}
+    assert calls == {"reuse": 9, "forecast:fast": 7, "7 steps": 6, "fp8:blocks=0": 13} and not report["left_out"]
     drawing = ElementTree.fromstring(pareto.draw(report))
     titles = [node.text for node in drawing.iter("{http://www.w3.org/2000/svg}title")]
-    assert sorted(titles) == ["7 steps", "7 steps", "fast", "fast", "reuse", "reuse"]
-    assert pareto.table(report).count("\n") == 4
+    assert sorted(titles) == ["7 steps"] * 2 + ["blocks=0"] * 2 + ["fast"] * 2 + ["reuse"] * 2
+    assert pareto.table(report).count("\n") == 5
+
+
+def test_workers_find_what_one_finds(base: Setup, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pareto, "POLICIES", ("reuse",))
+    monkeypatch.setattr(pareto, "PLAIN", ())
+    monkeypatch.setattr(pareto, "PRECISION", "fp16")
+    alone, two = (pareto.pareto(base, FEW[:2], workers=workers) for workers in (1, 2))
+    assert alone["points"]["reuse"]["summary"] == two["points"]["reuse"]["summary"]
+    assert list(two["points"]) == ["reuse"] and two["left_out"]["fp16"].startswith("precision: ")
+    with pytest.raises(ConfigError, match="workers: got 3 for 2 requests; use 1 to 2"):
+        pareto.pareto(base, FEW[:2], workers=3)
 
 
 def test_against_the_public_implementation(tiny_diffusers: Path, tiny_original: Path) -> None:

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from .config import set_flags
+from .media.landing import land
 from .media.pixels import quantise
 from .output.latents import Latents
 from .parts import Parts
@@ -169,22 +170,34 @@ def _pictures(
             video = _denormalised(latents.video, spec.mean, spec.std, device)
             way = attempts.way
             decoded = parts["video_decoder"].clips(video, tile_batch=way.tile_batch, first=clips, canvas=way.canvas)
-            with closing(decoded):
-                for clip in decoded:
-                    if broken := clip.numel() - int(torch.isfinite(clip).sum()):
+            with closing(decoded), closing(land(_as_bytes(decoded, rounding, stages.gate))) as landed:
+                for pixels, finite in landed:
+                    if broken := pixels.size - int(finite):
                         attempts.not_finite += broken
                         latents.facts["decode"] = attempts.report()
-                    pixels = quantise(clip, rounding).cpu().numpy()
                     stages.boundary("frames", {"pixels": pixels}, clips, 0)
                     frames, clips = frames + len(pixels), clips + 1
                     stages.tell(frames, latents.plan.frames, "frames")
-                    stages.gate()
                     yield pixels
             return
         except (RuntimeError, MemoryError) as error:
             attempts.admit(error, f"clip {clips}")
         attempts.retreat()
         latents.facts["decode"] = attempts.report()
+
+
+def _as_bytes(
+    decoded: Iterator[Tensor], rounding: str, gate: Callable[[], None]
+) -> Generator[tuple[Tensor, Tensor], None, None]:
+    """Each clip's pixels, uint8 [f, H, W, 3], and how many of its values are finite, int64 []; `gate()` after each.
+
+    Nothing here waits for the device, unless the gate of several ranks does: the next clip is not queued yet, this
+    one's copy is.
+    """
+    for clip in decoded:
+        yield quantise(clip, rounding), torch.isfinite(clip).sum()
+        del clip  # not beside the next one
+        gate()
 
 
 def _denormalised(latents: Tensor, mean: tuple[float, ...], std: tuple[float, ...], device: torch.device) -> Tensor:

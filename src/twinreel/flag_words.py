@@ -16,7 +16,7 @@ from .request import Reference
 
 ALIASES = {"-o": "output", "-q": "quiet"}
 # A flag that means something only beside another one, and those that mean nothing beside it.
-BESIDE = {"trace_every_step": "trace", "server_key_file": "server"}
+BESIDE = {"trace_every_step": "trace", "server_key_file": "server", "workers": "pareto"}
 INSTEAD = {"against": ("test", "bounds", "matrix", "pareto"), "pareto": ("test", "bounds", "matrix")}
 
 

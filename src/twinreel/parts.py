@@ -28,7 +28,7 @@ from .models.streamed import Hosted, Shelf, Source, Staged, Streamed, take_turns
 from .models.text_encoder import TextEncoder
 from .models.video_decoder import VideoDecoder
 from .models.video_encoder import VideoEncoder
-from .ops import vit
+from .ops import frames, vit
 from .parallel import Parallel
 from .parallel.team import Team
 from .plan import Plan
@@ -216,7 +216,9 @@ class Parts:
         if kind == "text_encoder":
             return TextEncoder(spec.text, dtype, self.parallel.text)
         if kind == "video_encoder":
-            return VideoEncoder(spec.video, self.parallel.every, self.choices.encode_compute)
+            choices, channels = self.choices, spec.video.channels
+            between = frames.choose(choices.ops.name, choices.vae_encode, channels, choices.device)
+            return VideoEncoder(spec.video, self.parallel.every, choices.encode_compute, between)
         if kind == "video_decoder":
             passes = vit.choose(self.choices.ops.name, self.choices.device)
             return VideoDecoder(spec.video, self.choices.vae_compute, self.parallel.every, passes)

@@ -66,7 +66,9 @@ class Validate:
     model: Optional[str] = None
     """Folder of the weights, the same as model= in --base."""
     pareto: Annotated[Path | None, tyro.conf.arg(metavar="FILE.svg", help_behavior_hint="")] = None
-    """SVG to draw instead of a verdict: every policy, and fewer steps, against the base. A table goes to stdout."""
+    """SVG to draw instead of a verdict: policies, fewer steps and fp8 against the base. A table goes to stdout."""
+    workers: int = 1
+    """With --pareto: processes that divide the requests."""
     output: Annotated[Path | None, tyro.conf.arg(aliases=["-o"], help_behavior_hint="")] = None
     """JSON file to write."""
     overwrite: bool = False

@@ -131,10 +131,12 @@ def _choose_tp(config: EngineConfig, count: int, sizes: Sizes) -> tuple[int, str
 
 @dataclass(frozen=True)
 class Variant:
-    """How rows and heads change places, and why. `pushed`: over a board instead of the axis' all-to-all."""
+    """How rows and heads change places, and why. `pushed`: over a board instead of the axis' all-to-all. `named`: asked
+    for, so it runs or is refused."""
 
     name: str
     why: str
+    named: bool = False
     relayout: Relayout | None = None
     chunks: int = 1
     pushed: bool = False
@@ -150,12 +152,14 @@ class Variant:
         return partial(Ulysses, relayout=self.relayout, chunks=self.chunks, board=board)
 
 
-# Packed and overlapped are equal to plain on the CPU; two cards have yet to show it.
-AUTO = "auto: packed and overlapped are used where they are named"
+AUTO_CPU = "auto: the others are faster on CUDA alone"
 
 
 def choose_variant(config: EngineConfig, mesh: Mesh, choices: Choices, dit: DiTSpec) -> Variant:
-    """What to try on this machine, before ranks have met. Raises ConfigError for a variant that cannot run here."""
+    """What to try on this machine, before ranks have met: what is named, else the fastest on CUDA and plain on a CPU.
+
+    Raises ConfigError for a named variant that cannot run here.
+    """
     named = config.attend != "auto"
     if mesh.sp == 1:
         if named:
@@ -164,18 +168,23 @@ def choose_variant(config: EngineConfig, mesh: Mesh, choices: Choices, dit: DiTS
     from .parallel.ulysses import PLAIN
     from .parallel.ulysses import refusal as chunks_refusal
 
-    kernels, problem = _kernels(choices, dit, mesh)
-    problems = {
-        "plain": None,
-        "packed": problem,
-        "overlapped": chunks_refusal(dit.heads // mesh.tp, mesh.sp, OVERLAPPED_CHUNKS),
-    }
+    kernels, packing = _kernels(choices, dit, mesh)
+    chunking = chunks_refusal(dit.heads // mesh.tp, mesh.sp, OVERLAPPED_CHUNKS)
+    problems = {"plain": None, "packed": packing, "overlapped": chunking}
     if named and (problem := problems[config.attend]):
         raise ConfigError(f"attend: {config.attend}: {problem}; use plain")
-    name = config.attend if named else "plain"
+    if named:
+        name, why = config.attend, "asked for"
+    elif choices.device.type != "cuda":
+        name, why = "plain", AUTO_CPU
+    elif packing:
+        name, why = "plain", f"auto; passed over: packed and overlapped: {packing}"
+    else:
+        name = "packed" if chunking else "overlapped"
+        why = f"auto; passed over: overlapped: {chunking}" if chunking else "auto"
     relayout = PLAIN if name == "plain" or kernels is None else kernels
     chunks = OVERLAPPED_CHUNKS if name == "overlapped" else 1
-    return Variant(name, "asked for" if named else AUTO, relayout, chunks, chunks > 1)
+    return Variant(name, why, named, relayout, chunks, chunks > 1)
 
 
 def _kernels(choices: Choices, dit: DiTSpec, mesh: Mesh) -> tuple[Relayout | None, str | None]:
@@ -190,12 +199,19 @@ def _kernels(choices: Choices, dit: DiTSpec, mesh: Mesh) -> tuple[Relayout | Non
 
 
 def settle_variant(variant: Variant, parallel: Parallel, choices: Choices, place: Seat) -> tuple[Parallel, Variant]:
-    """Try the pushing that `variant` asks for, now that the ranks have met. Raises ConfigError where it does not work."""
+    """Try the pushing that `variant` asks for, now that the ranks have met; what was not named gives way to packed.
+
+    Raises ConfigError where a named variant does not work.
+    """
     if not variant.pushed:
         return replace(parallel, strategy=variant.strategy()), variant
     board, problem = open_board(parallel, choices.device, place.local_world)
-    if board is None:
+    if board is None and variant.named:
         raise ConfigError(f"attend: {variant.name}: {problem}; use plain")
+    if board is None:
+        why = f"auto; passed over: {variant.name}: {problem}"
+        variant = replace(variant, name="packed", why=why, chunks=1, pushed=False)
+        return replace(parallel, strategy=variant.strategy()), variant
     how = "the ranks write into each other's memory, tried at start-up"
     variant = replace(variant, why=f"{variant.why}: {how}")
     return replace(parallel, strategy=variant.strategy(board), board=board, chunks=variant.chunks), variant

@@ -58,6 +58,12 @@ def test_passes_of_the_video_decoder(dtype: torch.dtype) -> None:
     cases.check_vit(dtype, CUDA)
 
 
+@pytest.mark.parametrize("dtype", [torch.float16, torch.float32], ids=str)
+@pytest.mark.parametrize("case", cases.FRAMES, ids=str)
+def test_passes_of_the_video_encoder(case: tuple[int, int, int, int, tuple[int, int]], dtype: torch.dtype) -> None:
+    cases.check_frames(case, dtype, CUDA)
+
+
 @pytest.mark.parametrize("compute", [torch.float16, torch.float32], ids=str)
 def test_a_video_decoder_with_kernels_has_the_bits_of_the_plain_one(compute: torch.dtype) -> None:
     spec = replace(VideoVAESpec(), decoder_layers=2)

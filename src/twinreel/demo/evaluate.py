@@ -20,6 +20,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from ..media.landing import land
 from ..media.pixels import normalise, quantise
 from ..parts import Parts
 from ..request import Keyframe, Reference, Request
@@ -134,8 +135,8 @@ def reconstruct(scene: Scene, parts: Parts) -> tuple[np.ndarray, np.ndarray, dic
     names = ("video_encoder", "audio_encoder", "video_decoder", "audio_decoder")
     with parts.resident(Stages(ignore, device), *names):
         mean, _ = parts["video_encoder"].encode(normalise(true, device))
-        clips = [quantise(clip, "nearest").cpu().numpy() for clip in parts["video_decoder"].clips(mean)]
-        frames = np.concatenate(clips).reshape(true.shape)
+        clips = land((quantise(clip, "nearest"),) for clip in parts["video_decoder"].clips(mean))
+        frames = np.concatenate([pixels for (pixels,) in clips]).reshape(true.shape)
         heard = parts["audio_decoder"].decode(parts["audio_encoder"].encode(sound.to(device))).cpu()
     facts = {"psnr": psnr(frames, true), "ssim": ssim(frames, true)}
     if scene.things[0].sound != "none":

@@ -13,9 +13,9 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 
-from ..models.video_encoder import CausalConv, FrameNorm, ResBlock, VideoEncoder
+from ..models.video_encoder import CausalConv, ResBlock, VideoEncoder
 
 TAPS = 3
 
@@ -108,14 +108,14 @@ class _NormSilu(torch.autograd.Function):
         return dx, dots.sum(0).to(weight.dtype), sums.sum(0).to(weight.dtype), None, None
 
 
-def _norm(norm: FrameNorm, x_BFHWC: Tensor) -> Tensor:
+def _norm(norm: nn.GroupNorm, x_BFHWC: Tensor) -> Tensor:
     y = _NormSilu.apply(x_BFHWC.flatten(2, 3).flatten(0, 1), norm.weight, norm.bias, norm.num_groups, norm.eps)
     return y.view(x_BFHWC.shape)
 
 
-def _conv(conv: CausalConv, x_BFHWC: Tensor, last: int | None = None) -> Tensor:
+def _conv(conv: CausalConv, x_BFHWC: Tensor) -> Tensor:
     time, space, _ = conv.stride
-    gathered = _Gather.apply(x_BFHWC, time, conv.edge, conv.edge if last is None else last)
+    gathered = _Gather.apply(x_BFHWC, time, *conv.edges)
     batch, frames = gathered.shape[:2]
     weight = conv.weight.transpose(1, 2).flatten(1, 2).contiguous(memory_format=torch.channels_last)
     y = F.conv2d(gathered.flatten(0, 1).permute(0, 3, 1, 2), weight, conv.bias, space)
@@ -139,6 +139,6 @@ def moments(encoder: VideoEncoder, x_BFHWC: Tensor) -> Tensor:
         for block in level.block:
             x = _residual(block, x)
         if level.downsample is not None:
-            x = _conv(level.downsample.conv, x, last=1 if level.downsample.space == 2 else 0)
+            x = _conv(level.downsample.conv, x)
     x = _pointwise(encoder.quant_conv, _conv(cnn.conv_out, _norm(cnn.norm_out, x)))
     return x.float().permute(0, 4, 1, 2, 3)

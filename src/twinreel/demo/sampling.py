@@ -23,10 +23,9 @@ from .world import (
 
 FLOOR = 14  # px, height of the floor stripe
 EDGE = 4  # px, kept free between a thing and the picture's edge
-# Few rhythms, so that a small model gets them right: a bounce a second, a turn every two. All times are multiples of
-# 1/40 s, an audio latent; what appears does so on a frame too.
-BOUNCE, BOUNCES = 1.0, (0.3, 0.5, 0.7, 0.9)  # seconds: the period, and first contacts
-LAST = 0.15  # seconds before the end without a contact, so that each is seen from both sides
+# Few rhythms, so that a small model gets them right: a bounce a second on one beat, a turn every two. All times are
+# multiples of 1/40 s, an audio latent; what appears does so on a frame too.
+BOUNCE, BEAT = 1.0, 0.7  # seconds: the period, and the first contact
 PAIR_SHARE, SILENT_SHARE = 0.2, 0.04
 CENTRES = {"left": (0.18, 0.28), "middle": (0.46, 0.54), "right": (0.72, 0.82)}
 
@@ -91,9 +90,8 @@ def _across(random: Random, scene: Scene, place: str, margin: float) -> float:
 def _bounce(random: Random, scene: Scene, thing: Thing) -> Thing:
     room = scene.floor - 2 * thing.size - EDGE
     reach = random.uniform(0.72, 1.0) * min(room, 90)
-    start = random.choice([time for time in BOUNCES if (scene.seconds - time) % BOUNCE > LAST])
     x = _across(random, scene, thing.place, thing.size + EDGE)
-    return replace(thing, x=x, y=scene.floor - thing.size, start=start, period=BOUNCE, reach=reach)
+    return replace(thing, x=x, y=scene.floor - thing.size, start=BEAT, period=BOUNCE, reach=reach)
 
 
 def _slide(random: Random, scene: Scene, thing: Thing) -> Thing:

@@ -57,5 +57,9 @@ def quantise(pixels: torch.Tensor, rounding: str = "truncate") -> torch.Tensor:
 def _constants(device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
     import torch
 
-    shape = (1, 3, 1, 1, 1)
-    return torch.tensor(PIXEL_MEAN, device=device).view(shape), torch.tensor(PIXEL_STD, device=device).view(shape)
+    def filled(values: tuple[float, ...]) -> torch.Tensor:
+        # on the device itself: a copy from the host would wait for all that is queued there
+        each = [torch.full((1, 1, 1, 1, 1), value, dtype=torch.float32, device=device) for value in values]
+        return torch.cat(each, dim=1)
+
+    return filled(PIXEL_MEAN), filled(PIXEL_STD)

@@ -157,8 +157,10 @@ def estimate(
         kept = before + sum(part.kept for part in weights)
         peak = max(kept + work[stage], before + _loading(weights))
         largest = max((part.largest for part in weights), default=0)
-        host = PROCESS[setting.device] + media_bytes(plan) + (encoder_bytes(plan) if stage == "decode" else 0)
-        host += sum(part.host for part in weights)
+        host = PROCESS[setting.device] + media_bytes(plan) + sum(part.host for part in weights)
+        if stage == "decode":  # page-locked memory comes in powers of two
+            leaving = leaving_bytes(plan, spec, setting)
+            host += encoder_bytes(plan) + (2 << (leaving - 1).bit_length() if leaving else 0)
         if setting.device == "cpu":
             peak = max(peak, before + _loading(weights) + largest) + host
             made[stage] = {"weights": kept, "work": work[stage], "host": peak}
@@ -277,7 +279,12 @@ def decode_work(plan: Plan, spec: Spec, setting: Setting) -> int:
     )
     sound = AUDIO_CHANNELS * plan.audio_latents * sound_level * FP32 * 12
     # tiles are small enough for the allocators to keep them, beside what the finished clip then takes
-    return max(tiles + max(canvas + vit, clip), sound)
+    return max(tiles + max(canvas + vit, clip) + leaving_bytes(plan, spec, setting), sound)
+
+
+def leaving_bytes(plan: Plan, spec: Spec, setting: Setting) -> int:
+    """The clip before, as bytes, on its way off a CUDA device; the host has two such in page-locked memory."""
+    return int(RGB) * spec.video.clip * plan.height * plan.width if setting.device == "cuda" else 0
 
 
 def media_bytes(plan: Plan) -> int:

@@ -214,6 +214,7 @@ class VideoDecoder(nn.Module):
             if number >= first:
                 yield part[:, :, :remaining]
             remaining -= part.shape[2]
+            del part  # not beside the next window
         if remaining > 0:
             assert tail is not None
             yield tail[:, :, :remaining]

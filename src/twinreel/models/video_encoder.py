@@ -6,11 +6,12 @@ Shapes: `B` batch, `C` channels, `F` frames, `H`, `W` pixels; `T`, `h`, `w` late
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
+from twinreel.ops.frames import PLAIN, Edges, FrameOps
 from twinreel.parallel import Axis
 from twinreel.parallel.tiles import map_tiles, split_canvas, stitch
 from twinreel.spec import VideoVAESpec
@@ -18,83 +19,65 @@ from twinreel.spec import VideoVAESpec
 PIXEL_CHANNELS = 3
 
 
-PAST = 2  # frames that a convolution looks back
-
-
-def _padded(x_BCFHW: Tensor, edge: int) -> Tensor:
-    """Two frames of zeros before the first; with `edge` one pixel is reflected on every side."""
-    # One pass that also takes any strides. `F.pad` reflects slowly on a GPU, and pads the past in a second pass.
-    batch, channels, frames, height, width = x_BCFHW.shape
-    out = x_BCFHW.new_empty(batch, channels, frames + PAST, height + 2 * edge, width + 2 * edge)
-    out[:, :, :PAST] = 0.0
-    now = out[:, :, PAST:]
-    now[..., edge : edge + height, edge : edge + width] = x_BCFHW
-    if edge:
-        now[..., 0], now[..., -1] = now[..., 2], now[..., -3]
-        now[..., 0, :], now[..., -1, :] = now[..., 2, :], now[..., -3, :]
-    return out
-
-
 class CausalConv(nn.Conv3d):
-    """3x3x3 convolution that reflects `edge` (0 or 1) pixels in space and sees only past frames, zeros before the first."""
+    """3x3x3 convolution of SiLU of `norm` where one is given; it reflects `edges` pixels (above and left, below and right)
+    and sees only past frames, zeros before the first."""
 
-    def __init__(self, inputs: int, outputs: int, stride: tuple[int, int, int] = (1, 1, 1), edge: int = 1) -> None:
+    def __init__(
+        self,
+        inputs: int,
+        outputs: int,
+        passes: FrameOps,
+        stride: tuple[int, int, int] = (1, 1, 1),
+        edges: Edges = (1, 1),
+    ) -> None:
         super().__init__(inputs, outputs, 3, stride=stride)
-        self.edge = edge
+        self.passes, self.edges = passes, edges
 
-    def forward(self, x_BCFHW: Tensor) -> Tensor:
-        return super().forward(_padded(x_BCFHW, self.edge))
-
-
-class FrameNorm(nn.GroupNorm):
-    """GroupNorm with the statistics of each frame alone, then SiLU: every norm of the encoder is followed by one."""
-
-    def forward(self, x_BCFHW: Tensor) -> Tensor:
-        batch, _, frames, _, _ = x_BCFHW.shape
-        x = x_BCFHW.transpose(1, 2).flatten(0, 1)
-        x = F.silu(super().forward(x), inplace=True)
-        return x.unflatten(0, (batch, frames)).transpose(1, 2)
+    def forward(self, x_BCFHW: Tensor, norm: nn.GroupNorm | None = None) -> Tensor:
+        return super().forward(self.passes.padded(x_BCFHW, norm, self.edges))
 
 
 class ResBlock(nn.Module):
-    """`x + conv2(silu(norm2(conv1(silu(norm1(x))))))`, with a 1x1x1 shortcut where the width changes."""
+    """`x + conv2(silu(norm2(conv1(silu(norm1(x))))))`, with a 1x1x1 shortcut where the width changes.
 
-    def __init__(self, inputs: int, outputs: int, spec: VideoVAESpec) -> None:
+    A norm takes the statistics of each frame alone, and every one is followed by SiLU and a convolution."""
+
+    def __init__(self, inputs: int, outputs: int, spec: VideoVAESpec, passes: FrameOps) -> None:
         super().__init__()
-        self.norm1 = FrameNorm(spec.norm_groups, inputs, eps=spec.norm_eps)
-        self.conv1 = CausalConv(inputs, outputs)
-        self.norm2 = FrameNorm(spec.norm_groups, outputs, eps=spec.norm_eps)
-        self.conv2 = CausalConv(outputs, outputs)
+        self.norm1 = nn.GroupNorm(spec.norm_groups, inputs, eps=spec.norm_eps)
+        self.conv1 = CausalConv(inputs, outputs, passes)
+        self.norm2 = nn.GroupNorm(spec.norm_groups, outputs, eps=spec.norm_eps)
+        self.conv2 = CausalConv(outputs, outputs, passes)
         self.nin_shortcut = nn.Conv3d(inputs, outputs, 1) if inputs != outputs else None
 
     def forward(self, x_BCFHW: Tensor) -> Tensor:
-        h = self.conv2(self.norm2(self.conv1(self.norm1(x_BCFHW))))
+        h = self.conv2(self.conv1(x_BCFHW, self.norm1), self.norm2)
         return h.add_(x_BCFHW if self.nin_shortcut is None else self.nin_shortcut(x_BCFHW))
 
 
 class Downsample(nn.Module):
     """Strided causal convolution; halving in space reflects one pixel on the right and bottom only."""
 
-    def __init__(self, channels: int, time: int, space: int) -> None:
+    def __init__(self, channels: int, time: int, space: int, passes: FrameOps) -> None:
         super().__init__()
-        self.space = space
-        self.conv = CausalConv(channels, channels, (time, space, space), edge=0)
+        self.conv = CausalConv(channels, channels, passes, (time, space, space), edges=(0, int(space == 2)))
 
     def forward(self, x_BCFHW: Tensor) -> Tensor:
-        if self.space == 2:
-            x_BCFHW = F.pad(x_BCFHW, (0, 1, 0, 1, 0, 0), mode="reflect")
         return self.conv(x_BCFHW)
 
 
 class Level(nn.Module):
     """One resolution: its residual blocks and, if it shrinks anything, a downsampling convolution."""
 
-    def __init__(self, index: int, spec: VideoVAESpec) -> None:
+    def __init__(self, index: int, spec: VideoVAESpec, passes: FrameOps) -> None:
         super().__init__()
         inputs, outputs = spec.channels[max(index - 1, 0)], spec.channels[index]
-        self.block = nn.ModuleList(ResBlock(inputs if j == 0 else outputs, outputs, spec) for j in range(spec.resnets))
+        self.block = nn.ModuleList(
+            ResBlock(inputs if j == 0 else outputs, outputs, spec, passes) for j in range(spec.resnets)
+        )
         time, space = spec.time_down[index], spec.space_down[index]
-        self.downsample = Downsample(outputs, time, space) if time * space > 1 else None
+        self.downsample = Downsample(outputs, time, space, passes) if time * space > 1 else None
 
     def forward(self, x_BCFHW: Tensor) -> Tensor:
         for block in self.block:
@@ -105,18 +88,18 @@ class Level(nn.Module):
 class CausalCNN(nn.Module):
     """Pixels `[B, 3, F, H, W]` to the features `[B, 2 C, T, h, w]` that `quant_conv` turns into moments."""
 
-    def __init__(self, spec: VideoVAESpec) -> None:
+    def __init__(self, spec: VideoVAESpec, passes: FrameOps) -> None:
         super().__init__()
-        self.conv_in = CausalConv(PIXEL_CHANNELS, spec.channels[0])
-        self.down = nn.ModuleList(Level(index, spec) for index in range(len(spec.channels)))
-        self.norm_out = FrameNorm(spec.norm_groups, spec.channels[-1], eps=spec.norm_eps)
-        self.conv_out = CausalConv(spec.channels[-1], 2 * spec.latent_channels)
+        self.conv_in = CausalConv(PIXEL_CHANNELS, spec.channels[0], PLAIN)  # three channels are no kernel's
+        self.down = nn.ModuleList(Level(index, spec, passes) for index in range(len(spec.channels)))
+        self.norm_out = nn.GroupNorm(spec.norm_groups, spec.channels[-1], eps=spec.norm_eps)
+        self.conv_out = CausalConv(spec.channels[-1], 2 * spec.latent_channels, passes)
 
     def forward(self, x_BCFHW: Tensor) -> Tensor:
         x_BCFHW = self.conv_in(x_BCFHW)
         for level in self.down:
             x_BCFHW = level(x_BCFHW)
-        return self.conv_out(self.norm_out(x_BCFHW))
+        return self.conv_out(x_BCFHW, self.norm_out)
 
 
 def num_latents(frames: int, spec: VideoVAESpec) -> int:
@@ -128,17 +111,25 @@ class VideoEncoder(nn.Module):
     """Encoder with its fixed tiling. Clips and tiles are dealt out over `ranks`.
 
     `compute` is the dtype of the CNN: float32 is the definition, float16 is close (its norms still sum in float32).
+    `passes` are what stands between its convolutions.
     """
 
-    def __init__(self, spec: VideoVAESpec, ranks: Axis | None = None, compute: torch.dtype = torch.float32) -> None:
+    def __init__(
+        self,
+        spec: VideoVAESpec,
+        ranks: Axis | None = None,
+        compute: torch.dtype = torch.float32,
+        passes: FrameOps = PLAIN,
+    ) -> None:
         super().__init__()
-        self.spec, self.ranks, self.compute = spec, ranks or Axis("tiles"), compute
-        self.encoder = CausalCNN(spec)
+        self.spec, self.ranks, self.compute, self.passes = spec, ranks or Axis("tiles"), compute, passes
+        self.encoder = CausalCNN(spec, passes)
         self.quant_conv = nn.Conv3d(2 * spec.latent_channels, 2 * spec.latent_channels, 1)
 
     def freeze(self) -> None:
-        """Cast the CNN's weights to `compute` once; for after the stored tensors are assigned."""
-        self.encoder.to(self.compute)
+        """Cast the CNN's weights to `compute` and lay them out for `passes`, once the stored ones are assigned."""
+        cast: Any = self.encoder.to  # its annotations lack the order of memory
+        cast(dtype=self.compute, memory_format=self.passes.order)
 
     @torch.no_grad()
     def encode(self, pixels_BCFHW: Tensor, tile_batch: int = 1) -> tuple[Tensor, Tensor]:

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from ..models.video_decoder import VideoDecoder
 from ..models.video_encoder import VideoEncoder
+from ..ops import frames as frame_ops
 from ..ops import vit
 from ..spec import Spec
 from .bench_dit import Sizes, plan_of
@@ -87,7 +88,8 @@ def _encodes(spec: Spec, pixels: Tensor, asked: Asked) -> list[dict[str, Any]]:
     clip, kept, first = pixels[:, :, : spec.video.clip], torch.backends.cudnn.allow_tf32, list[Tensor]()
     for kind in asked.kinds:
         with torch.device("meta"):
-            encoder = VideoEncoder(spec.video, compute=KINDS[kind])
+            between = frame_ops.choose(asked.passes[0], kind, spec.video.channels, device)
+            encoder = VideoEncoder(spec.video, compute=KINDS[kind], passes=between)
         fill(encoder, device)
         torch.backends.cudnn.allow_tf32 = kind == "tf32"
         try:

@@ -67,9 +67,11 @@ def run_validate(command: Validate) -> Outcome:
         report = plain(against.against_diffusers(base.engine, requests, tell))
         text, code = against.table(report), 0 if report["identical"] else APART
     elif command.pareto is not None:
-        report = plain(pareto.pareto(base, requests, tell))
+        report = plain(pareto.pareto(base, requests, tell, command.workers))
         targets.write(command.pareto, pareto.draw(report))
-        text = pareto.table(report)
+        text = "\n".join(
+            [pareto.table(report), *(f"{name} is left out: {why}" for name, why in report["left_out"].items())]
+        )
     else:
         if test == base:
             raise ConfigError("test: is the same as the base; say what to test, such as --test policy=forecast")

@@ -1,66 +1,94 @@
-"""The Pareto plot: calls against video PSNR and audio SNR, for every policy, preset and fewer plain steps."""
+"""The Pareto plot: calls against video PSNR and audio SNR, for policies, presets, fewer plain steps and fp8."""
 
 from __future__ import annotations
 
+import os
 import tempfile
 from collections.abc import Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import replace
+from functools import partial
+from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
+from ..errors import ConfigError
 from ..output.report import versions
 from ..watch import Watch, ignore
 from .frozen import FROZEN, Named
 from .plots import Frame, Point, draw_points
 from .setups import Runs, Setup, check_setups
-from .validate import measure
+from .validate import conclude, measure
 
 POLICIES = (
     "reuse",
-    "reuse:start_ratio=0.1,end_ratio=0.94",
     "reuse:start_ratio=0.1,end_ratio=0.94,refresh_interval=3,max_consecutive_reuse=2",
     "forecast:gentle",
     "forecast:balanced",
     "forecast:fast",
-    "forecast:pattern=3",
-    "forecast:fast,correct=0",
     "forecast:gentle,correct=2",
     "forecast:balanced,correct=2",
     "forecast:fast,correct=2",
-    "forecast:gentle,order=2,correct=2",
-    "forecast:balanced,order=2,correct=2",
     "forecast:fast,order=2,correct=2",
-    "forecast:pattern=3,order=2,correct=2",
     "adaptive:video=0.02,audio=0.02",
     "adaptive",
-    "adaptive:video=0.1,audio=0.1",
-    "adaptive:order=1,correct=1",
 )
-# of a request of 50 steps: 34, 29, 24, 21 and 16 calls
-PLAIN = (0.7, 0.6, 0.5, 0.44, 0.34)
+# of a request of 50 steps: 34, 24, 21 and 16 calls
+PLAIN = (0.7, 0.5, 0.44, 0.34)
+PRECISION = "fp8"
 
 
 def setups(base: Setup, steps: int) -> dict[str, Setup]:
     """What the plot shows, by name; `base` runs every step."""
     made = {policy: replace(base, policy=policy) for policy in POLICIES}
     plain = dict.fromkeys(round(steps * ratio) for ratio in PLAIN)
-    return made | {f"{count} steps": replace(base, steps=count) for count in plain if count >= 2}
+    made |= {f"{count} steps": replace(base, steps=count) for count in plain if count >= 2}
+    return made | {PRECISION: replace(base, engine=replace(base.engine, precision=PRECISION))}
 
 
-def pareto(base: Setup, requests: Sequence[Named], watch: Watch = ignore) -> dict[str, Any]:
-    """Mean and worst figures of every setup against `base`; the requests share their number of steps."""
+def pareto(base: Setup, requests: Sequence[Named], watch: Watch = ignore, workers: int = 1) -> dict[str, Any]:
+    """Mean and worst figures of every setup against `base`; the requests share their number of steps.
+
+    `workers` processes, each with an engine of its own, divide the requests, and the CPU's threads where `base` names
+    none. `left_out` says why what this machine refuses is missing. Raises what `check_setups` and engines raise.
+    """
     kept = check_setups((base,), requests)
-    check_setups(setups(base, kept[0].request.steps).values(), kept)
+    if not 1 <= workers <= len(kept):
+        raise ConfigError(f"workers: got {workers} for {len(kept)} requests; use 1 to {len(kept)}")
+    if workers > 1 and base.engine.threads is None:
+        base = replace(base, engine=replace(base.engine, threads=max(1, (os.cpu_count() or 1) // workers)))
+    asked, left_out = setups(base, kept[0].request.steps), dict[str, str]()
+    for setup in asked.values():
+        try:
+            check_setups((setup,), kept)
+        except ConfigError as error:
+            if setup is not asked[PRECISION]:
+                raise
+            left_out[PRECISION] = str(error)
+    shown = {name: setup for name, setup in asked.items() if name not in left_out}
+    if workers == 1:
+        found = [_measure(base, shown, watch, kept)]
+    else:
+        parts = [kept[i::workers] for i in range(workers)]
+        with ProcessPoolExecutor(workers, get_context("spawn")) as pool:
+            found = list(pool.map(partial(_measure, base, shown, watch), parts))
     points = {}
+    for name in shown:
+        points[name] = conclude([row for rows in found for row in rows[name]], "strict")
+        del points[name]["rows"]
+    names = [named.name for named in kept]
+    return {"frozen": FROZEN, "requests": names, "points": points, "left_out": left_out, "versions": versions()}
+
+
+def _measure(
+    base: Setup, shown: Mapping[str, Setup], watch: Watch, requests: Sequence[Named]
+) -> dict[str, list[dict[str, Any]]]:
+    """What `validate.measure` says of each setup."""
     with tempfile.TemporaryDirectory(prefix="twinreel-pareto-") as folder:
         runs = Runs(Path(folder), watch)
         spec = runs.engine(base.engine).spec
-        base_results = runs.run(base, kept)
-        for name, setup in setups(base, kept[0].request.steps).items():
-            cell = measure(base_results, runs.run(setup, kept), spec, "strict")
-            del cell["rows"]
-            points[name] = cell
-    return {"frozen": FROZEN, "requests": [named.name for named in kept], "points": points, "versions": versions()}
+        right = runs.run(base, requests)
+        return {name: measure(right, runs.run(setup, requests), spec) for name, setup in shown.items()}
 
 
 def draw(report: Mapping[str, Any], which: str = "mean") -> str:

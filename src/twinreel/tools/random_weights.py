@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from math import prod
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -23,7 +23,7 @@ from ..models.modulation_tables import PrecomputedModulation
 from ..models.streamed import Hosted, take_turns
 from ..ops.e4m3 import E4M3
 from ..parallel import Parallel
-from ..spec import Spec
+from ..spec import AudioVAESpec, Spec, VideoVAESpec
 from ..weights.keymap import LAYERS, SCALE
 from ..weights.stored import ReadLayer
 from ..weights.stream import assign, finish, narrow, share_of
@@ -36,6 +36,7 @@ VISION = {
 }  # fmt: skip
 NO_VISION = {"depth": 0, "deepstack_visual_indexes": [], "hidden_size": 32, "num_heads": 2, "intermediate_size": 32}
 WORDS = 200  # token ids that prompts are made of
+VAE = TypeVar("VAE", VideoVAESpec, AudioVAESpec)
 Draw = Callable[[str, tuple[int, ...], torch.device, torch.dtype], Tensor]
 
 
@@ -43,7 +44,8 @@ def shape_spec(shape: str, layers: int | None = None) -> Spec:
     """The sizes called `released`, `bundled`, or `wide` (the miniature with heads for eight ranks); `layers` blocks."""
     if shape == "released":
         spec = Spec()
-        spec = replace(spec, text=replace(spec.text, vision=VISION))
+        video, audio = _unit_statistics(spec.video), _unit_statistics(spec.audio)
+        spec = replace(spec, text=replace(spec.text, vision=VISION), video=video, audio=audio)
     else:
         spec = tiny_spec()
     if shape == "wide":
@@ -53,6 +55,11 @@ def shape_spec(shape: str, layers: int | None = None) -> Spec:
             text=replace(spec.text, heads=16, kv_heads=8, intermediate=96),
         )
     return spec if layers is None else replace(spec, dit=replace(spec.dit, layers=layers))
+
+
+def _unit_statistics(vae: VAE) -> VAE:
+    """The spec with latents of mean 0 and deviation 1, which a checkpoint's configs say otherwise."""
+    return replace(vae, mean=(0.0,) * vae.latent_channels, std=(1.0,) * vae.latent_channels)
 
 
 def random_tensor(name: str, shape: tuple[int, ...], device: torch.device, dtype: torch.dtype) -> Tensor:

@@ -67,6 +67,10 @@ class Result:
     peak_bytes: float
     policy: Mapping[str, Any]
 
+    def costs(self) -> dict[str, float]:
+        """What it took."""
+        return {name: getattr(self, name) for name in ("seconds", "denoise_seconds", "calls", "peak_bytes")}
+
     def media(self) -> tuple[NDArray[np.uint8], NDArray[np.float32]]:
         """Frames uint8 `[F, H, W, 3]` and waveform float32 `[2, n]`."""
         with np.load(self.path) as stored:

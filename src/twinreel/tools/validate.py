@@ -52,13 +52,14 @@ def validate(
         cells, results = {}, {}
         for name, setup in tests.items():
             results[name] = runs.run(setup, kept)
-            cells[name] = measure(base_results, results[name], spec, bounds) | {"setup": setup.describe()}
+            rows = measure(base_results, results[name], spec)
+            cells[name] = conclude(rows, bounds) | {"setup": setup.describe()}
     report: dict[str, Any] = {
         "frozen": FROZEN,
         "requests": [named.name for named in kept],
         "left_out": [named.name for named in requests if named not in kept],
         "bounds": bounds,
-        "base": {"setup": base.describe(), "costs": costs(base_results)},
+        "base": {"setup": base.describe(), "costs": costs([result.costs() for result in base_results])},
         "cells": cells,
         "versions": versions(),
     }
@@ -70,34 +71,34 @@ def validate(
     return report
 
 
-def measure(base: Sequence[Result], test: Sequence[Result], spec: Spec, bounds: str) -> dict[str, Any]:
-    """Figures, costs and verdict of one setup against the base."""
+def measure(base: Sequence[Result], test: Sequence[Result], spec: Spec) -> list[dict[str, Any]]:
+    """Figures and costs of each request under one setup, against the base."""
     rows = []
     for one, other in zip(base, test, strict=True):
         same = one.sha256["frames"] == other.sha256["frames"] and one.sha256["waveform"] == other.sha256["waveform"]
         comparison = compare_media(one.media(), other.media(), spec.video)
         assert comparison["identical"] == same, "the hashes and the values disagree"
-        rows.append({"request": one.name, "sha256": dict(other.sha256), **comparison})
+        row = {"request": one.name, "sha256": dict(other.sha256), "costs": other.costs(), **comparison}
+        rows.append(row | {"warning": other.policy["warning"]} if "warning" in other.policy else row)
+    return rows
+
+
+def conclude(rows: Sequence[dict[str, Any]], bounds: str) -> dict[str, Any]:
+    """Summary, costs and verdict of what `measure` found for one setup."""
     summary = summarise(rows)
-    warnings = sorted({result.policy["warning"] for result in test if "warning" in result.policy})
     return {
         "verdict": verdict(summary, bounds),
         "summary": summary,
-        "costs": costs(test),
-        "warnings": warnings,
+        "costs": costs([row["costs"] for row in rows]),
+        "warnings": sorted({row["warning"] for row in rows if "warning" in row}),
         "rows": rows,
     }
 
 
-def costs(results: Sequence[Result]) -> dict[str, float]:
+def costs(each: Sequence[Mapping[str, float]]) -> dict[str, float]:
     """Means over the requests: seconds in all and of denoising, calls; and the largest peak of memory."""
-    count = len(results)
-    return {
-        "seconds": sum(result.seconds for result in results) / count,
-        "denoise_seconds": sum(result.denoise_seconds for result in results) / count,
-        "calls": sum(result.calls for result in results) / count,
-        "peak_bytes": max(result.peak_bytes for result in results),
-    }
+    means = {name: sum(one[name] for one in each) / len(each) for name in ("seconds", "denoise_seconds", "calls")}
+    return means | {"peak_bytes": max(one["peak_bytes"] for one in each)}
 
 
 def _one_hash(cells: Mapping[str, Any], results: Mapping[str, Sequence[Result]]) -> dict[str, Any]:
