@@ -32,6 +32,7 @@ from ..schedule import make_sigmas, step_timesteps
 from ..topology import OVERLAPPED_CHUNKS, open_board
 from ..watch import Stages, ignore
 from .bench_dit import STEP, Sizes, distance, plan_of, request_of
+from .bench_e2e import WARM
 from .bench_scaling import BALANCED, Case, Settings
 from .random_weights import RandomWeights, fill, shape_spec
 from .timing import card
@@ -241,11 +242,12 @@ class Bench:
     def _whole(self, parallel: Parallel, policy: str) -> dict[str, Any]:
         """A T2VA request from token ids to frames and sound in host memory; a short one before it makes it warm."""
         self.kept.pop("dit", None)
+        steps = (self.settings.calls or STEPS - 1) + 1
         if "parts" not in self.kept:
             self.kept["parts"] = Parts(self.weights, self.choices, "all", parallel=parallel)
-            self._request(self.kept["parts"], 3, "every-step")
+            self._request(self.kept["parts"], steps, WARM)
         self._reset_peak()
-        facts = self._request(self.kept["parts"], (self.settings.calls or STEPS - 1) + 1, policy)
+        facts = self._request(self.kept["parts"], steps, policy)
         ranks = parallel.control.tell_all({**facts, **self._memory(parallel)})
         seconds = max(rank["seconds"] for rank in ranks)
         stages = ", ".join(f"{name} {record['seconds']:.2f}" for name, record in ranks[0]["stages"].items())
