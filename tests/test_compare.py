@@ -89,6 +89,7 @@ def test_lag_of_pictures_and_sound() -> None:
     assert lag(thumbs(0), thumbs(3)) == 3 and lag(thumbs(3), thumbs(0)) == -3 and lag(thumbs(0), thumbs(0)) == 0
     x, y = clicks().astype(float), clicks(late=1600).astype(float)
     assert envelope_lag(x, y) == 10 and envelope_lag(y, x) == -10 and envelope_lag(0 * x, 0 * x) == 0
+    assert envelope_lag(x, 0 * x) is None
     assert sound_report(clicks(), clicks(late=1600))["envelope_lag_ms"] == pytest.approx(50.0)
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass, field, fields, is_dataclass
+from dataclasses import dataclass, field, fields, is_dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar, Union, get_args
 
@@ -106,6 +106,8 @@ class RequestFlags:
     policy: Optional[str] = None
     """Which steps call the model: every-step (default), reuse (also velocity, conservative), forecast:gentle, :balanced
     or :fast, adaptive, calibrate; fields as in reuse:threshold=0.1."""
+    example: Optional[Literal["t2va", "fl2va", "ref2va"]] = None
+    """A bundled request of that task in place of prompt and media, all of it made by code."""
     request: Annotated[Path | None, tyro.conf.arg(metavar="FILE.json", help_behavior_hint="")] = None
     """The whole request as JSON; cannot be combined with the flags above."""
 
@@ -128,6 +130,8 @@ class RequestFlags:
         """The `Request`; reads the JSON file if one is named. Raises RequestError."""
         if self.request is not None:
             return self._from_file(self.request)
+        if self.example is not None:
+            return self._from_example(self.example)
         if self.text is not None and self.prompt is not None:
             raise RequestError("prompt", "was given twice, by position and by --prompt; keep one")
         prompt = self.text if self.text is not None else self.prompt
@@ -139,12 +143,22 @@ class RequestFlags:
         values: dict[str, Any] = {
             "keyframes": tuple(Keyframe(image, at, self.fit or "auto") for image, at in pairs if image is not None),
             "references": tuple(parse_reference(text, i) for i, text in enumerate(self.ref)),
-            "size": None if self.size is None else parse_size(self.size),
         }
-        for name in ("task", "duration", "aspect", "short_edge", "steps", "seed", "shifts", "noise", "policy"):
-            if getattr(self, name) is not None:
-                values[name] = getattr(self, name)
-        return Request(prompt=prompt, **values)
+        return Request(prompt=prompt, **values, **self._plain())
+
+    def _plain(self) -> dict[str, Any]:
+        """The fields of a `Request` that were given and are neither its prompt nor its media."""
+        names = "task", "duration", "aspect", "short_edge", "steps", "seed", "shifts", "noise", "policy"
+        values = {name: getattr(self, name) for name in names if getattr(self, name) is not None}
+        return values if self.size is None else values | {"size": parse_size(self.size)}
+
+    def _from_example(self, name: str) -> Request:
+        from .demo.examples import example
+
+        own = "the prompt", "--prompt", "--first", "--last", "--fit", "--ref"
+        if said := [flag for flag in self.given() if flag in own]:
+            raise RequestError("example", f"--example {name} has its own prompt and media; leave out {', '.join(said)}")
+        return replace(example(name), **self._plain())
 
     def _from_file(self, path: Path) -> Request:
         if self.given():

@@ -11,7 +11,7 @@ import multiprocessing
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -175,6 +175,10 @@ def check_vaes(parts: Parts, count: int) -> dict[str, Any]:
 # ---- everything -----------------------------------------------------------------------------------------------------
 
 
+def _shortened(trial: Trial, steps: int | None) -> Trial:
+    return trial if steps is None else replace(trial, request=replace(trial.request, steps=steps))
+
+
 class Judge:
     """One process's engine: makes and judges one trial after another."""
 
@@ -202,14 +206,15 @@ def _score(trial: Trial) -> dict[str, Any]:
     return _judge[0](trial)
 
 
-def evaluate(score_all: ScoreAll, counts: dict[str, int], path: Path, result: dict[str, Any]) -> dict[str, Any]:
-    """Run all trials (`counts` by task), writing `path` anew after each so that nothing is lost."""
+def evaluate(
+    score_all: ScoreAll, asked_for: dict[str, list[Trial]], path: Path, result: dict[str, Any]
+) -> dict[str, Any]:
+    """Run all trials (by task), writing `path` anew after each so that nothing is lost."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    for task in TASKS:
+    for task, asked in asked_for.items():
         scores: list[dict[str, Any]] = []
         failures: list[dict[str, Any]] = []
         begin = time.monotonic()
-        asked = list(trials(task, counts.get(task, 0)))
         for trial, found in zip(asked, score_all(asked), strict=True):
             scores.append(found)
             wrong = [name for name, value in found.items() if value is False or value is np.False_]
@@ -218,22 +223,26 @@ def evaluate(score_all: ScoreAll, counts: dict[str, int], path: Path, result: di
             seconds = (time.monotonic() - begin) / len(scores)
             result[task] = {**gather(scores), "seconds_each": seconds, "failures": failures}
             path.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
+            print(f"{task}: {len(scores)} of {len(asked)}, {seconds:.1f} s each", flush=True)
     return result
 
 
-def main(model: Path, path: Path, count: int, devices: Sequence[str], workers: int = 1) -> None:
+def main(
+    model: Path, path: Path, count: int, devices: Sequence[str], workers: int = 1, steps: int | None = None
+) -> None:
     """`count` prompts of text to video, an eighth of that of every other task and for the VAEs; `workers` processes
-    take turns on the devices."""
+    take turns on the devices. `steps` in place of the default, for a quick look."""
     here = Judge(model, devices)
     counts = dict.fromkeys(TASKS, -(-count // 8)) | {"t2va": count}
+    asked_for = {task: [_shortened(trial, steps) for trial in trials(task, each)] for task, each in counts.items()}
     result = {"vae": check_vaes(here.engine.parts, -(-count // 8))}
     if workers == 1:
-        found = evaluate(lambda asked: map(here, asked), counts, path, result)
+        found = evaluate(lambda asked: map(here, asked), asked_for, path, result)
     else:
         context = multiprocessing.get_context("spawn")
         turns = context.Manager().Queue()
         for turn in range(workers):
             turns.put(turn)
         with ProcessPoolExecutor(workers, context, _begin, (model, devices, turns)) as pool:
-            found = evaluate(lambda asked: pool.map(_score, asked), counts, path, result)
+            found = evaluate(lambda asked: pool.map(_score, asked), asked_for, path, result)
     print(json.dumps(found, indent=1))

@@ -245,7 +245,8 @@ def _media_lines(result: Mapping[str, Any]) -> list[str]:
     elif audio:
         lines.append(
             f"  audio        SNR {decibels(audio['snr'])}, cosine {audio['cosine']:.4f}, RMSE {audio['rmse']:.2e}, "
-            f"log-spectral distance {audio['log_spectral_distance_db']:.2f} dB, lag {audio['envelope_lag_ms']:.0f} ms"
+            f"log-spectral distance {audio['log_spectral_distance_db']:.2f} dB, "
+            + ("too unlike for a lag" if audio["envelope_lag_ms"] is None else f"lag {audio['envelope_lag_ms']:.0f} ms")
         )
     offset = result.get("av_offset", {})
     names = {"a": "a", "b": "b", "content": "b's sound lags its picture more than a's by"}
@@ -254,12 +255,16 @@ def _media_lines(result: Mapping[str, Any]) -> list[str]:
 
 
 def _video_lines(video: Mapping[str, Any]) -> list[str]:
-    ssim = "not measured (pip install twinreel[quality])" if video["ssim"] is None else f"{video['ssim']:.4f}"
-    lines = [
+    ssim = "not measured (pip install -e '.[quality]')" if video["ssim"] is None else f"{video['ssim']:.4f}"
+    counts = video["frames"]
+    uneven = isinstance(counts, list) and counts[0] != counts[1]
+    lines = [f"  frames       {counts[0]} and {counts[1]}: what both have is compared"] if uneven else []
+    lines += [
         f"  video        PSNR {decibels(video['psnr'])}, SSIM {ssim}, worst frame {video['worst_frame']['index']} "
         f"at {decibels(video['worst_frame']['psnr'])}",
-        f"  SSIM by      {video['ssim_settings']}",
     ]
+    if video["ssim"] is not None:
+        lines.append(f"  SSIM by      {video['ssim_settings']}")
     for name, text in (("brightness_spikes", "clip borders"), ("tile_seams", "tile seams")):
         lines.append(f"  {text:<13}" + "; ".join(f"{side}: {_break(video[name][side])}" for side in ("a", "b")))
     return lines

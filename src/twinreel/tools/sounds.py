@@ -14,6 +14,7 @@ WINDOW, HOP = 1024, 256
 FLOOR = 1e-5  # of the magnitude spectrum, -100 dB: silence against silence is no distance
 ENVELOPE = 160  # samples, 5 ms at 32 kHz
 MOST_LAG = 100  # envelope points, half a second
+LEAST_ALIKE = 0.3  # correlation of two envelopes
 FIGURES = ("cosine", "snr", "rmse", "log_spectral_distance_db", "envelope_lag_ms")
 Waveform = NDArray[np.float32]
 
@@ -45,7 +46,7 @@ def sound_report(a: Waveform, b: Waveform, rate: int = SAMPLE_RATE) -> dict[str,
         "snr": None if noise == 0 else 10 * math.log10(max(power, float(np.finfo(np.float32).tiny)) / noise),
         "rmse": math.sqrt(noise / max(1, x.size)),
         "log_spectral_distance_db": spectral_distance(x, y),
-        "envelope_lag_ms": envelope_lag(x, y) * ENVELOPE / rate * 1000,
+        "envelope_lag_ms": None if (lag := envelope_lag(x, y)) is None else lag * ENVELOPE / rate * 1000,
     }
 
 
@@ -70,8 +71,9 @@ def envelope(x: NDArray[np.float64]) -> NDArray[np.float64]:
     return np.sqrt((x[:, : points * ENVELOPE].reshape(len(x), points, ENVELOPE) ** 2).mean((0, 2)))
 
 
-def envelope_lag(x: NDArray[np.float64], y: NDArray[np.float64]) -> int:
-    """Envelope points by which `y` comes later than `x`: the largest correlation within half a second, 0 if tied."""
+def envelope_lag(x: NDArray[np.float64], y: NDArray[np.float64]) -> int | None:
+    """Envelope points by which `y` comes later than `x`: the largest correlation within half a second, 0 if tied; None
+    where that is under `LEAST_ALIKE`, because sounds that have nothing in common have no lag."""
     first, second = envelope(x), envelope(y)
     first, second = first - first.mean() if len(first) else first, second - second.mean() if len(second) else second
     most = min(MOST_LAG, len(first) - 1)
@@ -81,4 +83,5 @@ def envelope_lag(x: NDArray[np.float64], y: NDArray[np.float64]) -> int:
         score = float((first[max(0, -shift) :][:length] * second[max(0, shift) :][:length]).sum())
         if score > value * (1 + 1e-12) if value > 0 else score > value:
             best, value = shift, score
-    return best
+    norms = math.sqrt(float((first**2).sum() * (second**2).sum()))
+    return best if np.array_equal(first, second) or value > LEAST_ALIKE * norms else None

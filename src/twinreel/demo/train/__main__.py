@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
+SMOKE_STEPS = 3  # of an evaluation
 PARTS = ("vae", "decoder", "audio", "dit", "export", "evaluate")
 
 
@@ -19,9 +20,11 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--steps", type=int, help="end after so many steps instead of seconds")
     parser.add_argument("--device", default="auto", help="evaluate takes several, parted by commas")
     parser.add_argument("--workers", type=int, default=1, help="evaluate: processes, on the devices in turn")
-    parser.add_argument("--smoke", action="store_true", help="narrow sizes and two scenes: a test of the program")
+    parser.add_argument("--smoke", action="store_true", help="narrow sizes, two scenes; evaluate: one trial, few steps")
     parser.add_argument("--model", type=Path, help="export: where to; evaluate: what to judge")
-    parser.add_argument("--count", type=int, default=200, help="evaluate: prompts")
+    parser.add_argument(
+        "--count", type=int, default=200, help="evaluate: prompts of text; an eighth of that of each other task"
+    )
     run(parser.parse_args(arguments))
 
 
@@ -52,7 +55,8 @@ def run(options: argparse.Namespace) -> None:
         from ..evaluate import main as evaluate
 
         model, path = options.model or options.folder / "model", options.folder / "evaluation.json"
-        evaluate(model, path, options.count, named.split(","), options.workers)
+        count, steps = (1, SMOKE_STEPS) if options.smoke else (options.count, None)
+        evaluate(model, path, count, named.split(","), options.workers, steps)
     else:
         trainers = {"vae": video.train, "decoder": video.train_decoder, "audio": audio.train, "dit": dit.train}
         trainers[options.part](recipe, piece, device)

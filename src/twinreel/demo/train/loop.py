@@ -183,6 +183,8 @@ class Run:
         if self.piece.steps is not None:
             share = self.done / self.piece.steps
         if share >= 1.0:
+            if self.done == 0:
+                print(f"{self.stem}: no step was made; all {self.piece.seconds:g} s went into what comes before them")
             self.save(self.piece.end)
             raise StopIteration
         self.progress = self.piece.begin + share * (self.piece.end - self.piece.begin)
