@@ -3,7 +3,7 @@
 Provenance: every pixel is computed by `twinreel.demo.scenes`; no photograph and no other person's work is in it. The
 PNG says so in its own text fields, and the drawing is in the public domain (CC0).
 
-    python examples/picture.py out/still.png
+    python examples/picture.py out/still.png [SEED]
 """
 
 from __future__ import annotations
@@ -16,12 +16,10 @@ from PIL.PngImagePlugin import PngInfo
 
 from twinreel.demo.scenes import caption, render_video, sample_scene
 
-SEED = 4
 
-
-def main(target: Path) -> None:
-    """Write the drawing and its provenance to `target`; print the sentence that goes on from it."""
-    scene = sample_scene(SEED, motion="slide", sound="hum", count=1)
+def main(target: Path, seed: int = 4) -> None:
+    """Write the drawing of `seed` and its provenance to `target`; print the sentence that goes on from it."""
+    scene = sample_scene(seed, motion="slide", sound="hum", count=1)
     note = PngInfo()
     note.add_text("Source", "computed by examples/picture.py of twinreel; no photograph")
     note.add_text("Copyright", "CC0 1.0, public domain")
@@ -31,4 +29,4 @@ def main(target: Path) -> None:
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1] if len(sys.argv) > 1 else "out/still.png"))
+    main(Path(sys.argv[1] if len(sys.argv) > 1 else "out/still.png"), *map(int, sys.argv[2:3]))

@@ -30,6 +30,8 @@ from twinreel.flags import (
     parse_reference,
 )
 from twinreel.output import OutputOptions
+from twinreel.pipeline import read_sources
+from twinreel.plan import make_plan
 from twinreel.request import Keyframe, Reference, Request
 from twinreel.request_json import parse_json
 from twinreel.serve.flags import COMMANDS as SERVE
@@ -84,7 +86,7 @@ def test_every_request_flag_arrives():
 
 def test_no_field_of_request_or_config_is_out_of_reach():
     assert set(REQUEST_FLAGS) == {item.name for item in fields(Request)}
-    flags = {item.name for item in fields(RequestFlags)} - {"request"}
+    flags = {item.name for item in fields(RequestFlags)} - {"request", "example"}
     assert flags == {flag for names in REQUEST_FLAGS.values() for flag in names}
     renamed = {"components" if item.name == "component" else item.name for item in fields(EngineFlags)}
     assert renamed == {item.name for item in fields(EngineConfig)}
@@ -343,3 +345,19 @@ def test_the_command_that_finishes_a_run_says_all_that_the_run_was_told(config: 
 def test_a_request_that_is_no_file_is_refused_at_once():
     with pytest.raises(RequestError, match="cannot read /dev/zero: it is no file of at most 256 MiB"):
         RequestFlags(request=Path("/dev/zero")).build()
+
+
+@pytest.mark.parametrize("task", ["t2va", "fl2va", "ref2va"])
+def test_examples_are_requests_of_their_task_that_the_bundled_model_takes(task: str) -> None:
+    spec = read_spec(locate(bundled_model()))
+    request = RequestFlags(example=task).build()
+    assert request.resolved_task == task
+    sources = read_sources(request, spec)
+    assert make_plan(request, spec, sources).task == task
+    changed = RequestFlags(example=task, steps=6, seed=9, size="128x128").build()
+    assert (changed.steps, changed.seed, changed.size, changed.prompt) == (6, 9, (128, 128), request.prompt)
+    for other in ({"text": "a"}, {"prompt": "a"}, {"first": "a.png"}, {"ref": ("image:a.png",)}, {"fit": "cover"}):
+        with pytest.raises(RequestError, match=f"--example {task} has its own prompt and media; leave out"):
+            RequestFlags(example=task, **other).build()
+    with pytest.raises(RequestError, match="leave out --example"):
+        RequestFlags(example=task, request=Path("a.json")).build()

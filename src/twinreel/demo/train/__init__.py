@@ -1,1 +1,1 @@
-"""Training of the bundled model: `python -m twinreel.demo.train video|audio|dit|export|evaluate` (docs/demo-model.md)."""
+"""Training of the bundled model: `python -m twinreel.demo.train PART`, vae to evaluate (docs/demo-model.md)."""
