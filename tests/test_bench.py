@@ -12,6 +12,7 @@ import pytest
 import torch
 
 from twinreel import cli
+from twinreel.errors import ConfigError
 from twinreel.ops import vit
 from twinreel.spec import Spec
 from twinreel.tools import bench_e2e, bench_scaling, paper
@@ -19,9 +20,10 @@ from twinreel.tools.bench import main
 from twinreel.tools.bench_dit import Sizes, call_work
 from twinreel.tools.bench_vae import Asked, bench_vae
 from twinreel.tools.random_weights import shape_spec
+from twinreel.tools.scaling_record import Record
 from twinreel.tools.timing import measure
 
-TINY = ["--shape", "bundled", "--device", "cpu", "--seconds", "0.001"]
+TINY = ["--shape", "tiny", "--device", "cpu", "--seconds", "0.001"]
 
 
 def result(capsys: pytest.CaptureFixture[str], *words: str) -> dict:
@@ -94,7 +96,7 @@ def test_passes_are_compared_bit_for_bit(monkeypatch: pytest.MonkeyPatch) -> Non
     other = replace(plain, name="triton", swiglu=lambda u: plain.swiglu(u) * 1.001)
     monkeypatch.setattr(vit, "choose", lambda name, device: other if name == "triton" else plain)
     asked = Asked(("decode",), ("reference", "triton"), (1,), (), 5, 1, 0.0)
-    found = bench_vae(shape_spec("bundled"), Sizes(22, None, 1), torch.device("cpu"), asked)
+    found = bench_vae(shape_spec("tiny"), Sizes(22, None, 1), torch.device("cpu"), asked)
     assert [row["equal_to_first"] for row in found["decode"]] == [True, False]
 
 
@@ -111,9 +113,7 @@ def test_e2e(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
     if av:
         pytest.importorskip("av")
     monkeypatch.setattr(bench_e2e, "find_spec", lambda name: av or None)
-    words = (
-        "e2e --frames 22 --text 5 --steps 4 --precision fp32 --policy reuse:threshold=1 --shape bundled --device cpu"
-    )
+    words = "e2e --frames 22 --text 5 --steps 4 --precision fp32 --policy reuse:threshold=1 --shape tiny --device cpu"
     assert main([*words.split(), "--json"]) == 0
     (line,) = capsys.readouterr().out.splitlines()
     found = json.loads(line)
@@ -179,8 +179,14 @@ def test_scaling_measures_what_is_missing(tmp_path: Path, capsys: pytest.Capture
     assert calls[1]["ranks"][1]["exposed_seconds"] > 0
     assert {"encode", "denoise", "decode"} <= cases["sp2:overlapped:whole"]["ranks"][0]["stages"].keys()
     capsys.readouterr()
-    assert main(words) == 0  # everything is there
+    assert main([*words, "--seconds", "9", "--gpus", "2", "--budget", "5"]) == 0  # everything is there
     assert capsys.readouterr().out.startswith("{")
+    before, base = out.read_bytes(), tmp_path / "scaling.one.safetensors"
+    for other, told in (("--text 6 --calls 3", "text 5, calls 2"), ("--shape tiny --only sp1", "shape wide")):
+        assert main([*words, *other.split()]) == 3 and told in capsys.readouterr().err
+    base.write_bytes(b"mine")
+    assert main(words) == 3 and str(base) in capsys.readouterr().err
+    assert out.read_bytes() == before and base.read_bytes() == b"mine"
 
 
 @pytest.mark.parametrize(
@@ -192,13 +198,18 @@ def test_scaling_measures_what_is_missing(tmp_path: Path, capsys: pytest.Capture
         (["dit", "--compile", *TINY], 3),
         (["dit", "--layers", "0", *TINY], 3),
         (["vae", "--encode", "tf32", *TINY], 3),
+        (["dit", *TINY, "--seconds", "nan"], 3),
+        (["ops", *TINY, "--seconds", "inf"], 3),
+        (["vae", "--tile-batch", "4", "0", *TINY], 3),
+        (["memory", "--caps", "24", "nan", *TINY], 3),
+        (["memory", "--caps", "-1", *TINY], 3),
         (["encoder", "--tokens", "0", *TINY], 3),
+        (["encoder", "--tokens", "3", "7001", *TINY], 2),
         (["memory", "--size", "64", *TINY], 2),
         (["e2e", "--device", "cpu", "--policy", "sometimes"], 2),
         (["e2e", "--device", "cpu", "--residency", "attic"], 3),
         (["ops", "--frames", "9999", *TINY], 2),
         (["ops", "--device", "gpu"], 3),
-        (["scaling", "out.json", "--only", "sp3x"], 3),
     ],
     ids=lambda value: " ".join(value[:3]) if isinstance(value, list) else "",
 )
@@ -207,6 +218,97 @@ def test_what_cannot_run_here_is_said(words: list[str], code: int, capsys: pytes
         assert run(words) == code
         told = capsys.readouterr()
         assert len(told.err.splitlines()) == 3 and told.err.startswith("twinreel: ") and not told.out
+
+
+def pool_is_wrong(*_: object) -> None:
+    raise AssertionError("a process was about to be started")
+
+
+@pytest.mark.parametrize(
+    ("more", "code"),
+    [
+        ("--only sp3x", 3),
+        ("--only sp0", 3),
+        ("--only sp1,tp0", 3),
+        ("--only sp1:plain", 3),
+        ("--only sp2:vae:plain", 3),
+        ("--only sp2:vae:whole", 3),
+        ("--only sp2:sideways", 3),
+        ("--only sp2:packed --ops reference", 3),  # needs Triton's table
+        ("--only sp3", 3),  # 56 heads
+        ("--only sp4 --gpus 2", 3),
+        ("--only sp2:overlapped --shape tiny", 3),  # a head a rank cannot be halved
+        ("--calls 0", 3),
+        ("--calls 5000", 2),
+        ("--gpus 0", 3),
+        ("--seconds nan", 3),
+        ("--budget inf", 3),
+        ("--case-limit -1", 3),
+        ("--ops magic", 3),
+        ("--attention fa3", 3),
+        ("--frames 9999", 2),
+        ("--frames 0", 3),
+        ("--size 64", 2),
+        ("--text 9999", 2),
+        ("--device cuda", 3),
+    ],
+)
+def test_scaling_refuses_before_there_are_ranks(
+    more: str, code: int, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if more == "--device cuda" and torch.cuda.is_available():
+        pytest.skip("it can")
+    monkeypatch.setattr(bench_scaling, "Pool", pool_is_wrong)
+    words = ["scaling", str(tmp_path / "out.json"), "--shape", "wide", "--device", "cpu", "--frames", "22"]
+    assert main([*words, *more.split()]) == code
+    told = capsys.readouterr()
+    assert len(told.err.splitlines()) == 3 and told.err.startswith("twinreel: ") and not told.out
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "code"),
+    [
+        ("absent/out.json", None, 2),
+        (".", None, 2),
+        ("out.json", b"", 3),
+        ("out.json", b"\xff\x00\x01", 3),
+        ("out.json", b"{", 3),
+        ("out.json", b"[1]", 3),
+        ("out.json", b'{"cases": {}, "errors": {}}', 3),
+        ("out.json", b'{"settings": {}, "cases": {"sp1": 1}, "errors": {}}', 3),
+        ("out.json", b'{"settings": {"shape": "wide"}, "cases": {}, "errors": {}}', 3),
+        ("out.one.safetensors", b"weights", 3),
+    ],
+)
+def test_scaling_leaves_other_files_alone(
+    name: str, content: bytes | None, code: int, tmp_path: Path, capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    monkeypatch.setattr(bench_scaling, "Pool", pool_is_wrong)
+    if content is not None:
+        (tmp_path / name).write_bytes(content)
+    out = tmp_path / name.replace(".one.safetensors", ".json")
+    assert main(["scaling", str(out), "--shape", "wide", "--device", "cpu", "--frames", "22", "--only", "sp1"]) == code
+    told = capsys.readouterr()
+    assert len(told.err.splitlines()) == 3 and not told.out
+    assert [path.read_bytes() for path in tmp_path.iterdir()] == [content] * (content is not None)
+
+
+def test_a_record_is_written_whole(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    mine = tmp_path / "a.json.new"
+    mine.write_text("mine")
+    record = Record(tmp_path / "a.json", {"text": 5})
+    assert not (tmp_path / "a.json").exists()
+    record.keep("sp1", None, "Traceback\nit broke", 1.0)
+    record.keep("sp1", {"line": "fine"}, None, 1.0)
+    again = Record(tmp_path / "a.json", {"text": 5})
+    assert again.has("sp1") and not again.values["errors"] and mine.read_text() == "mine"
+    other = Record(tmp_path / "b.json", {})
+    (tmp_path / "b.json").write_text("came meanwhile")
+    with pytest.raises(ConfigError, match="File exists"):
+        other.keep("sp1", {"line": "fine"}, None, 1.0)
+    assert (tmp_path / "b.json").read_text() == "came meanwhile"
 
 
 def test_the_command_line_runs_it(capsys: pytest.CaptureFixture[str]) -> None:

@@ -21,9 +21,9 @@ EVERY_FILE = MODULES + sorted((ROOT / "tests").rglob("*.py")) + sorted((ROOT / "
 # Rooms from the ground up; a room imports only from its own floor or from floors below it.
 FLOORS: tuple[tuple[str, ...], ...] = (
     ("errors", "ops", "parallel"),
-    ("spec", "sources", "watch", "beside", "policy_options", "machine", "precision", "small_files", "plain"),
+    ("spec", "sources", "watch", "beside", "machine", "precision", "small_files", "plain"),
     ("models", "weights", "config", "launch"),
-    ("limits", "wording", "topology", "complaint"),
+    ("limits", "wording", "topology", "complaint", "policy_options"),
     ("request", "request_json", "schema", "plan", "media"),
     ("presentation", "memory"),
     ("layout", "schedule", "noise", "policy", "policies", "calibration"),
@@ -102,7 +102,7 @@ LAZY_EXCEPTIONS = dict.fromkeys(
     "flags are tyro annotations; only cli.main imports these files, inside a function",
 )
 # Where an unforeseen error becomes a message and exit code 1, or ends a server's job with its cause.
-PROCESS_EDGES = {"cli.py:run", "serve/worker.py:main", "rank.py:main"}
+PROCESS_EDGES = {"cli.py:run", "serve/worker.py:main", "rank.py:main", "tools/workers.py:_carry_out"}
 # between ranks: what one raises, all raise; and an error of a foreign class may do anything when it is sent
 PROCESS_EDGES |= {"tools/bench_scaling.py:serve", "parallel/team.py:attempt", "parallel/team.py:portable"}
 ENVIRONMENT = {"launch.py": "reads the launcher's RANK and WORLD_SIZE"}

@@ -366,9 +366,20 @@ def test_requests_carry_a_policy_through_json() -> None:
         ("forecast:pattern=0", "from 1 to 8"),
         ("reuse:mode=on", "use off, reuse or probe"),
         (7, "use every-step"),
+        ("x" * 10_000, "10002 characters"),
+        (f"forecast:{'x' * 10_000}", "10002 characters"),
+        (f"reuse:{'x' * 10_000}=1", "10004 characters"),
+        (f"reuse:mode={'x' * 10_000}", "10002 characters"),
+        (f"reuse:threshold={'x' * 10_000}", "10002 characters"),
+        (f"forecast:pattern={'+'.join(['9'] * 1000)}", "from 1 to 8"),
+        (Adaptive(profile=3), "profile is 3; the path of a file"),  # type: ignore[arg-type]
+        (Adaptive(profile=""), "profile is ''"),
+        (Adaptive(video=10**400), "a positive number"),
+        (Adaptive(audio=10**5000), "int too long to print; a positive number"),
     ],
+    ids=lambda value: value[:40] if isinstance(value, str) else None,
 )
 def test_bad_policies_are_refused_by_name(text: object, reason: str) -> None:
     with pytest.raises(RequestError, match=reason) as caught:
         parse_policy(text)  # type: ignore[arg-type]
-    assert caught.value.field == "policy"
+    assert caught.value.field == "policy" and len(str(caught.value)) < 300

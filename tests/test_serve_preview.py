@@ -13,7 +13,7 @@ from PIL import Image
 from twinreel import Engine, EngineConfig, Keyframe, Picture, Request
 from twinreel.demo import bundled_model
 from twinreel.serve import preview
-from twinreel.serve.fit_preview import behind
+from twinreel.serve.fit_preview import behind, main
 from twinreel.serve.preview import Previewer, fit_map, load_map, paint
 
 RNG = np.random.default_rng(4)
@@ -68,6 +68,20 @@ def test_the_pixels_behind_each_latent() -> None:
     assert means.shape == (7, 2, 3, 3)
     assert (means[0] == 1).all() and means[1, 0, 1].tolist() == [0.5, 0, 0] and means[2:].max() == 0
     assert means[1].sum() == 0.5
+
+
+@pytest.mark.parametrize(
+    ("model", "clip", "code"), [("model", "absent", 2), ("model", "text", 2), ("absent", "text", 4)]
+)
+def test_fitting_says_what_it_cannot_use(
+    model: str, clip: str, code: int, tiny_original: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "model").symlink_to(tiny_original)
+    (tmp_path / "text").write_text("no clip")
+    assert main(["--model", str(tmp_path / model), str(tmp_path / clip)]) == code
+    told = capsys.readouterr()
+    assert len(told.err.splitlines()) == 3 and told.err.startswith("twinreel: ") and not told.out
+    assert not (tmp_path / "model" / preview.MAP).exists()
 
 
 def test_the_bundled_model_has_a_map_of_its_colours() -> None:

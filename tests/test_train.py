@@ -18,6 +18,7 @@ from twinreel.demo.data import video_rows
 from twinreel.demo.fast_encoder import moments
 from twinreel.demo.recipe import Pace, release, smoke
 from twinreel.demo.scenes import WORDS, render_reference_image, sample_scene
+from twinreel.demo.train import __main__ as command
 from twinreel.demo.train import dit
 from twinreel.demo.train.__main__ import main
 from twinreel.demo.train.loop import rate_factor, read_state
@@ -170,6 +171,65 @@ def test_pieces_resume_and_log(trained: Path):
     state = read_state(trained / "dit-mean.safetensors")
     assert state["step"] == 5 and state["progress"] == 1.0
     assert len(state["facts"]["statistics"]["video_mean"]) == 24
+
+
+@pytest.mark.parametrize(
+    "more",
+    [
+        "--seconds nan", "--seconds inf", "--seconds 0", "--steps 0", "--begin 0.5 --end 0.5", "--begin -1", "--end 1.5",
+        "--begin nan", "--count 0", "--workers 0", "--device gpu", "--device cuda:99", "--device cpu,cpu",
+        f"--folder {__file__}", f"--model {__file__}",
+    ],
+)  # fmt: skip
+def test_flags_that_mean_nothing_are_refused(
+    more: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    monkeypatch.setattr(command, "run", lambda options: pytest.fail("it began"))
+    with pytest.raises(SystemExit) as end:
+        main(["audio", "--smoke", "--folder", str(tmp_path / "state"), *more.split()])
+    assert end.value.code == 2 and more.split()[0] in capsys.readouterr().err.splitlines()[-1]
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("part", "name", "content"),
+    [
+        ("decoder", None, b""),
+        ("dit", None, b""),
+        ("export", None, b""),
+        ("evaluate", None, b""),
+        ("audio", "audio", b"damaged"),
+        ("audio", "audio", None),
+        ("audio", "audio-mean", None),
+        ("audio", "audio-mean", b""),
+        ("vae", "video", None),
+        ("dit", "video-mean", b"damaged"),
+        ("export", "audio-mean", b"damaged"),
+    ],
+)
+def test_a_state_that_is_absent_or_damaged_is_said(
+    part: str,
+    name: str | None,
+    content: bytes | None,
+    trained: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+):
+    """`name`: the file of a whole state that is damaged, None for no state; content None is a file of other tensors."""
+    folder = tmp_path / "state"
+    if name is not None:
+        folder.mkdir()
+        for path in trained.glob("*.safetensors"):
+            (folder / path.name).symlink_to(path)
+        broken = folder / f"{name}.safetensors"
+        broken.unlink()
+        other = trained / f"{'audio' if part == 'vae' else 'video'}.safetensors"
+        broken.write_bytes(other.read_bytes() if content is None else content)
+    before = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*")}
+    assert main([part, "--smoke", "--device", "cpu", "--folder", str(folder), "--steps", "1"]) == 4
+    told = capsys.readouterr().err.splitlines()
+    assert len(told) == 3 and told[0] == "twinreel: the weights cannot be used" and str(folder) in "".join(told)
+    assert {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*")} == before
 
 
 def test_the_exported_model_generates(trained: Path):

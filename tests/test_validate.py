@@ -11,6 +11,7 @@ from xml.etree import ElementTree
 
 import numpy as np
 import pytest
+from PIL import Image
 
 from twinreel import EngineConfig, cli
 from twinreel.errors import ConfigError, RequestError, TwinreelError
@@ -49,8 +50,8 @@ def test_frozen_requests_are_frozen() -> None:
 
 
 def test_setups_are_words_or_files(tmp_path: Path) -> None:
-    base = parse_setup("precision=fp32 threads=2 policy=velocity")
-    assert base == Setup(EngineConfig(precision="fp32", threads=2), "reuse", None)
+    base = parse_setup("precision=fp32 threads=2 host_memory=1.5 policy=velocity")
+    assert base == Setup(EngineConfig(precision="fp32", threads=2, host_memory=1.5), "reuse", None)
     (tmp_path / "test.toml").write_text('policy = "forecast:fast"\nsteps = 30\n')
     test = parse_setup(str(tmp_path / "test.toml"), base)
     assert test == Setup(base.engine, "forecast:fast", 30)
@@ -66,9 +67,21 @@ def test_setups_are_words_or_files(tmp_path: Path) -> None:
         ("threads=two", "whole number"),
         ("none.toml", "cannot be read"),
         ("policy=none", "use every-step"),
+        ("host_memory=much", "a number is needed"),
+        ("components=x", "^components: got 'x'"),
+        ("steps=3 steps=4", "'steps' stands twice"),
+        ({"model": 5}, "^model: got 5"),
+        ({"components": {"x": 1}}, "^components: got 'x'"),
+        ({"components": {"transformer": 1}}, "^components\\['transformer'\\]: got 1"),
+        ({"threads": 1.5}, "^threads: got 1.5"),
+        ({"policy": 5}, "^policy: got 5"),
+        ('{"steps": 3, "steps": 4}', "'steps' stands twice in one object"),
     ],
 )
-def test_bad_setups(text: str, reason: str) -> None:
+def test_bad_setups(text: str | dict, reason: str, tmp_path: Path) -> None:
+    if isinstance(text, dict) or text.startswith("{"):
+        (tmp_path / "setup.json").write_text(text if isinstance(text, str) else json.dumps(text))
+        text = str(tmp_path / "setup.json")
     with pytest.raises((ConfigError, RequestError), match=reason):
         parse_setup(text)
 
@@ -150,6 +163,44 @@ def test_the_plot(base: Setup, monkeypatch: pytest.MonkeyPatch) -> None:
     titles = [node.text for node in drawing.iter("{http://www.w3.org/2000/svg}title")]
     assert sorted(titles) == ["7 steps"] * 2 + ["blocks=0"] * 2 + ["fast"] * 2 + ["reuse"] * 2
     assert pareto.table(report).count("\n") == 5
+    assert report["base"]["setup"] == base.describe() and report["base"]["costs"]["calls"] == 13
+    report["points"]["reuse"]["warnings"] = ["it never engaged"]
+    assert pareto.table(report | {"left_out": {"fp8": "why"}}).endswith(
+        "\nfp8 is left out: why\nwarning: reuse: it never engaged"
+    )
+
+
+@pytest.mark.parametrize(
+    ("words", "steps", "workers", "reason"),
+    [
+        ("policy=reuse", (14, 14), 1, "^base: has policy=reuse"),
+        ("policy=calibrate", (14, 14), 1, "^base: has policy=calibrate"),
+        ("", (14, 15), 1, "^requests: have 14, 15 steps"),
+        ("", (14, 14), 3, "^workers: got 3 for 2 requests; use 1 to 2"),
+        ("", (14, 14), 0, "^workers: got 0 for 2 requests; use 1 to 2"),
+    ],
+)
+def test_what_would_draw_wrong_figures_is_refused_before_the_first_run(
+    base: Setup, words: str, steps: tuple[int, int], workers: int, reason: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pareto, "Runs", None)  # nothing is run
+    requests = [short([named], count, None)[0] for named, count in zip(FEW, steps, strict=False)]
+    with pytest.raises((ConfigError, RequestError), match=reason):
+        pareto.pareto(parse_setup(words, base), requests, workers=workers)
+
+
+def test_fewer_plain_steps_are_of_the_steps_that_the_base_has(base: Setup, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: dict[str, Setup] = {}
+
+    def keep(right: Setup, shown: dict[str, Setup], *rest: Any) -> None:
+        asked.update(shown)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(pareto, "_measure", keep)
+    requests = [short([named], count, None)[0] for named, count in zip(FEW, (3, 4), strict=False)]
+    with pytest.raises(KeyboardInterrupt):
+        pareto.pareto(replace(base, steps=10), requests)
+    assert [name for name in asked if name.endswith("steps")] == ["7 steps", "5 steps", "4 steps", "3 steps"]
 
 
 def test_workers_find_what_one_finds(base: Setup, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -159,8 +210,21 @@ def test_workers_find_what_one_finds(base: Setup, monkeypatch: pytest.MonkeyPatc
     alone, two = (pareto.pareto(base, FEW[:2], workers=workers) for workers in (1, 2))
     assert alone["points"]["reuse"]["summary"] == two["points"]["reuse"]["summary"]
     assert list(two["points"]) == ["reuse"] and two["left_out"]["fp16"].startswith("precision: ")
-    with pytest.raises(ConfigError, match="workers: got 3 for 2 requests; use 1 to 2"):
-        pareto.pareto(base, FEW[:2], workers=3)
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_what_fails_in_a_run_is_named_as_before_it(
+    base: Setup, workers: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Image.new("RGB", (64, 64)).save("a.png")
+    Path("mine.json").write_text(json.dumps([BODY, medium("keyframe", "a.png")]))
+    monkeypatch.setattr(pareto, "POLICIES", ())
+    monkeypatch.setattr(pareto, "PRECISION", "fp16")
+    monkeypatch.setattr(pareto, "setups", lambda *given: Path("a.png").unlink(missing_ok=True) or {"fp16": base})
+    monkeypatch.setattr(pareto, "check_setups", lambda setups, requests: list(requests))
+    with pytest.raises(RequestError, match=r"^requests\[1\]\.conditions\[0\]\.uri: no file at"):
+        pareto.pareto(replace(base, steps=3), read_requests("mine.json"), workers=workers)
 
 
 def test_against_the_public_implementation(tiny_diffusers: Path, tiny_original: Path) -> None:
@@ -226,6 +290,8 @@ def medium(role: str, uri: str) -> dict[str, Any]:
         (BODY | {"sed": 1}, "", r"^requests\[1\]\.sed: is not a field; did you mean seed"),
         (BODY | {"num_inference_steps": 1}, "", r"^requests\[1\]\.num_inference_steps: "),
         (3, "", r"^requests\[1\]\.request: got int"),
+        (BODY | {"policy": "reuse"}, "", r"^requests\[1\]\.policy: would be replaced by the setup's"),
+        (BODY | {"policy": "none"}, "", r"^requests\[1\]\.policy: got 'none'"),
         (BODY, "steps=1", r"^steps: "),
         (BODY, "policy=adaptive:profile=none.json", r"^policy: profile 'none.json' cannot be read"),
     ],

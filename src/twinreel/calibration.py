@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Mapping
 from typing import Any
 
@@ -14,6 +15,7 @@ from .small_files import read_small_json, why
 
 PROFILE_SCHEMA = "twinreel-profile/1"
 RATIOS = ("steps", "video", "audio")
+DEGREE = 1  # of the polynomials whose errors a profile holds
 
 
 def identity(plan: Plan, weights: str | None) -> dict[str, Any]:
@@ -48,15 +50,25 @@ def read_profile(path: str, identity: Mapping[str, Any]) -> dict[str, Any]:
             raise RequestError(
                 "policy", f"profile {path} was made for {name} {got}, this request has {value}; calibrate anew"
             )
-    if not _are_ratios(profile.get("ratios")):
-        raise RequestError("policy", f"profile {path} is damaged: its ratios are no numbers of steps; calibrate anew")
+    if not _are_ratios(profile.get("ratios"), range(DEGREE + 1, identity["steps"] - 1)):
+        raise RequestError(
+            "policy", f"profile {path} is damaged: its ratios are not one number for each step; calibrate anew"
+        )
     return profile
 
 
-def _are_ratios(ratios: Any) -> bool:
+def _are_ratios(ratios: Any, steps: range) -> bool:
+    """Whether there is an error of both modalities for each of `steps`, which are all that a polynomial can foretell."""
     lists: list[Any] = [ratios.get(name) for name in RATIOS] if isinstance(ratios, dict) else [None]
-    if not all(isinstance(each, list) for each in lists) or len({len(each) for each in lists}) > 1:
+    if not all(isinstance(each, list) and len(each) == len(steps) for each in lists):
         return False
-    return all(type(step) is int for step in lists[0]) and all(
-        isinstance(value, int | float) and not isinstance(value, bool) for each in lists[1:] for value in each
+    return (
+        all(type(step) is int for step in lists[0])
+        and lists[0] == list(steps)
+        and all(map(_is_ratio, lists[1] + lists[2]))
     )
+
+
+def _is_ratio(value: Any) -> bool:
+    """-1 stands for what was not finite (`policies.forecast.errors_to_json`)."""
+    return type(value) in (int, float) and (value == -1 or 0 <= value <= sys.float_info.max)

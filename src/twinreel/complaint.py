@@ -87,6 +87,9 @@ def _foreign(error: BaseException) -> Complaint:
     if isinstance(error, Cancelled):
         by = f" by {signal.Signals(error.signal).name}" if error.signal else ""
         return Complaint(f"the request was cancelled{by}", "it ended at its next step or clip", AGAIN)
+    if name == "RankLost":  # before memory, which its words may only guess at
+        remedy = "run it again; if it happens again, look in the system's log for what stops that process"
+        return Complaint("a process of the run was lost", text, remedy)
     if isinstance(error, MemoryError) or name == "OutOfMemoryError" or "out of memory" in text:
         way = "--residency layers (mapped where host memory is short)"
         remedy = f"ask for less (--duration, --size), or try {way}; twinreel plan predicts the need"
@@ -94,9 +97,6 @@ def _foreign(error: BaseException) -> Complaint:
     if isinstance(error, OSError):
         remedy = "check that it is there, that you may use it, and that its disk has room"
         return Complaint("a file could not be written or read", text, remedy)
-    if name == "RankLost":
-        remedy = "run it again; if it happens again, look in the system's log for what stops that process"
-        return Complaint("a process of the run was lost", text, remedy)
     if isinstance(error, FloatingPointError):
         return Complaint("the model made values that are not finite", *_split(text))
     return Complaint(f"unexpected {name}", text, "run it again with --traceback to see where")

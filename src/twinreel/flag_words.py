@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import math
 import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
@@ -26,6 +27,16 @@ def parse_size(text: str) -> tuple[int, int]:
     if not found:
         raise RequestError("size", f"got {limits.shown(text)}; write WIDTHxHEIGHT, such as 1344x768")
     return int(found[1]), int(found[2])
+
+
+def check_positive(values: Mapping[str, Any], names: Sequence[str]) -> None:
+    """Refuse the number, or one of the numbers, of any of the flags `names` that is not finite and above 0; None, and
+    a flag that is not in `values`, are left out. Raises ConfigError."""
+    for name in names:
+        given = values.get(name)
+        for value in given if isinstance(given, list) else [given]:
+            if value is not None and not 0 < value < math.inf:
+                raise ConfigError(f"--{name.replace('_', '-')}: got {value}; give a finite number above 0")
 
 
 def parse_reference(text: str, number: int) -> Reference:

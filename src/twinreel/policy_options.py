@@ -11,6 +11,7 @@ from dataclasses import dataclass, fields
 from typing import Any, get_type_hints
 
 from .errors import RequestError
+from .limits import shown
 
 
 @dataclass(frozen=True)
@@ -101,7 +102,7 @@ def parse_policy(policy: str | PolicyOptions) -> PolicyOptions:
     if isinstance(policy, str):
         policy = _parse(policy)
     if type(policy) not in KINDS.values():
-        raise _error(f"got {policy!r}; use {', '.join(KINDS)}, or one of their options")
+        raise _error(f"got {shown(policy)}; use {', '.join(KINDS)}, or one of their options")
     _check(policy)
     return policy
 
@@ -128,23 +129,25 @@ def _parse(text: str) -> PolicyOptions:
     name, _, rest = text.partition(":")
     kind = KINDS.get(ALIASES.get(name, name))
     if kind is None:
-        raise _error(f"got {text!r}; use {', '.join([*KINDS, *ALIASES])}, with :field=value,... behind it if need be")
+        raise _error(
+            f"got {shown(text)}; use {', '.join([*KINDS, *ALIASES])}, with :field=value,... behind it if need be"
+        )
     words = [word for word in rest.split(",") if word]
     values: dict[str, Any] = {}
     if kind is Forecast:
         preset = words.pop(0) if words and "=" not in words[0] else DEFAULT_PRESET
         if preset not in PRESETS:
-            raise _error(f"forecast has no preset {preset!r}; use {', '.join(PRESETS)}")
+            raise _error(f"forecast has no preset {shown(preset)}; use {', '.join(PRESETS)}")
         values = dict(vars(PRESETS[preset]))
     hints, given = get_type_hints(kind), set[str]()
     for word in words:
         key, equals, value = word.partition("=")
         if key in given:
-            raise _error(f"{key} was given twice in {text!r}; keep one")
+            raise _error(f"{key} was given twice in {shown(text)}; keep one")
         given.add(key)
         if key not in hints or not equals:
             known = ", ".join(hints) or "none"
-            raise _error(f"{word!r} is not field=value of {name}; its fields are {known}")
+            raise _error(f"{shown(word)} is not field=value of {name}; its fields are {known}")
         values[key] = _value(key, value, hints[key])
     return kind(**values)
 
@@ -159,7 +162,9 @@ def _value(key: str, text: str, kind: Any) -> Any:
             return kind(text)
         return float(text) if kind == float | None else text
     except ValueError:
-        raise _error(f"{key}={text} cannot be read; a value such as {_EXAMPLES.get(key, '0.5')} is needed") from None
+        raise _error(
+            f"{key} is {shown(text)}, which cannot be read; a value such as {_EXAMPLES.get(key, '0.5')} is needed"
+        ) from None
 
 
 _EXAMPLES = {"pattern": "1+2", "correct": "1", "tail": "3", "order": "1", "most": "2", "refresh_interval": "2",
@@ -170,28 +175,36 @@ def _check(policy: Any) -> None:
     ratios = {name: getattr(policy, name) for name in ("start_ratio", "end_ratio", "head") if hasattr(policy, name)}
     for name, value in ratios.items():
         if not _real(value) or not 0 <= value <= 1:
-            raise _error(f"{name} is {value!r}; from 0 to 1")
+            raise _error(f"{name} is {shown(value)}; from 0 to 1")
     lows = {"refresh_interval": 1, "max_consecutive_reuse": 0, "tail": 1, "most": 1, "order": 0, "correct": 0}
     for name, low in lows.items():
         value = getattr(policy, name, low)
         if isinstance(value, bool) or not isinstance(value, int) or value < low:
-            raise _error(f"{name} is {value!r}; a whole number from {low} on")
+            raise _error(f"{name} is {shown(value)}; a whole number from {low} on")
     if getattr(policy, "order", 0) > 3 or getattr(policy, "correct", 0) > 3:
-        raise _error(f"order is {policy.order}, correct {policy.correct}; degrees of a polynomial from 0 to 3")
+        raise _error(
+            f"order is {shown(policy.order)}, correct {shown(policy.correct)}; degrees of a polynomial from 0 to 3"
+        )
     for name in ("threshold", "video", "audio"):
         value = getattr(policy, name, 1.0)
         if value is not None and (not _real(value) or value <= 0):
-            raise _error(f"{name} is {value!r}; a positive number")
+            raise _error(f"{name} is {shown(value)}; a positive number")
     if isinstance(policy, Reuse):
         if policy.mode not in ("off", "reuse", "probe"):
-            raise _error(f"mode is {policy.mode!r}; use off, reuse or probe")
+            raise _error(f"mode is {shown(policy.mode)}; use off, reuse or probe")
         if policy.start_ratio > policy.end_ratio:
             raise _error(f"start_ratio {policy.start_ratio} is after end_ratio {policy.end_ratio}")
+    if isinstance(policy, Adaptive) and policy.profile is not None:
+        if not isinstance(policy.profile, str) or not policy.profile:
+            raise _error(f"profile is {shown(policy.profile)}; the path of a file, as text")
     if isinstance(policy, Forecast):
         lengths = policy.pattern
         if not isinstance(lengths, tuple) or not lengths or not all(type(n) is int and 1 <= n <= 8 for n in lengths):
-            raise _error(f"pattern is {lengths!r}; lengths of runs of skipped steps from 1 to 8, such as 1+2")
+            raise _error(f"pattern is {shown(lengths)}; lengths of runs of skipped steps from 1 to 8, such as 1+2")
 
 
 def _real(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+    try:
+        return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+    except OverflowError:  # an int beyond every float
+        return False

@@ -12,14 +12,12 @@ import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from ..calibration import PROFILE_SCHEMA, read_profile
+from ..calibration import DEGREE, PROFILE_SCHEMA, read_profile
 from ..noise import Rows
 from ..policy import Update
 from ..policy_options import Adaptive
 from .forecast import Forecasting, errors_to_json, skip_window
 from .motion import MODALITIES, History, Setting
-
-DEGREE = 1  # of the polynomials that a profile measures
 
 
 def expected_error(measured: float, floor: float, stretch: float) -> float:

@@ -7,15 +7,19 @@ from __future__ import annotations
 
 import argparse
 import json
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
+from ..complaint import explain
 from ..demo import bundled_model
 from ..engine import Engine, EngineConfig
+from ..errors import TwinreelError
 from ..media.read import read_source
+from ..output import write_probe
 from ..output.placing import replacing
 from ..pipeline import encode_pixels
 from ..request import Reference
@@ -27,15 +31,26 @@ FRAMES = 22  # two clips of the video VAE, 7 latents: what each sample costs
 SCENES = 24
 
 
-def main(words: list[str] | None = None) -> None:
-    """Fit, write the map beside the weights, and print its error."""
+def main(words: list[str] | None = None) -> int:
+    """Fit, write the map beside the weights, and print its error. Exit codes are those of `twinreel`; what refuses it is
+    said in three lines."""
     parser = argparse.ArgumentParser(prog="python -m twinreel.serve.fit_preview", description=__doc__)
     parser.add_argument("--model", type=Path, help="folder of the weights; default: the bundled miniature")
     parser.add_argument("clips", nargs="*", type=Path, help="video files")
     given = parser.parse_args(words)
-    folder = given.model or bundled_model()
+    try:
+        fit(given.model or bundled_model(), given.clips)
+    except (TwinreelError, OSError) as error:
+        print(explain(error, command="fit_preview"), file=sys.stderr)
+        return getattr(error, "exit_code", 1)
+    return 0
+
+
+def fit(folder: Path, clips: list[Path]) -> None:
+    """Make the map of the model in `folder`. Raises RequestError for a clip, CheckpointError for the model, OSError."""
     engine = Engine(EngineConfig(model=str(folder)))
-    latents, colours = samples(engine, given.clips)
+    write_probe(folder / MAP)
+    latents, colours = samples(engine, clips)
     rows = fit_map(latents, colours)
     painted = paint(np.ascontiguousarray(latents.T)[:, None, None], rows)[0, 0] / 255
     error = float(np.sqrt(np.mean((painted - colours) ** 2)))
@@ -59,8 +74,8 @@ def samples(engine: Engine, clips: list[Path]) -> tuple[NDArray[np.float32], NDA
 def windows(engine: Engine, clips: list[Path]) -> Iterator[NDArray[np.uint8]]:
     """Runs of `FRAMES` frames, uint8 [22, H, W, 3]: two of each clip, or one of each scene."""
     if clips:
-        for clip in clips:
-            read = read_source(Reference("video", str(clip)), engine.spec, 10 * FRAMES, str(clip))
+        for number, clip in enumerate(clips):
+            read = read_source(Reference("video", str(clip)), engine.spec, 10 * FRAMES, f"clips[{number}]")
             assert isinstance(read, Clip)
             for start in {0, max(0, len(read.frames) - FRAMES)}:
                 yield read.frames[start : start + FRAMES]
@@ -87,4 +102,4 @@ def behind(frames: NDArray[np.uint8], space: int, time: int) -> NDArray[np.float
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

@@ -15,8 +15,9 @@ from typing import TYPE_CHECKING, Any
 
 from ..complaint import explain
 from ..config import VAE_ENCODES, EngineConfig, resolve, set_flags
-from ..errors import ConfigError, TwinreelError
-from ..flag_words import parse_size
+from ..errors import ConfigError, RequestError, TwinreelError
+from ..flag_words import check_positive, parse_size
+from ..limits import PROMPT_CHARACTERS
 from ..precision import check_weights, parse_precision
 
 if TYPE_CHECKING:
@@ -34,6 +35,9 @@ TEXTS = {
     "memory": "a call under caps of device memory",
 }
 PASSES = ("auto", "triton", "reference")
+POSITIVE = (
+    "seconds", "frames", "text", "rows", "layers", "fewest", "encode_frames", "tile_batch", "tokens", "caps",
+)  # fmt: skip
 
 
 def parser() -> argparse.ArgumentParser:
@@ -60,14 +64,16 @@ def parser() -> argparse.ArgumentParser:
 
 
 def _shared(flags: argparse.ArgumentParser, name: str) -> None:
-    flags.add_argument("--shape", choices=("released", "bundled"), default="released", help="sizes of the model")
+    flags.add_argument(
+        "--shape", choices=("released", "bundled", "tiny"), default="released", help="sizes of the model"
+    )
     flags.add_argument("--device", default="auto", help="auto, cpu, cuda or cuda:N")
     flags.add_argument("--json", action="store_true", help="one JSON line on stdout, everything else on stderr")
     if name != "e2e":
         flags.add_argument("--seconds", type=float, default=1.0, help="how long each figure is measured")
     if name != "encoder":
         flags.add_argument("--frames", type=int, default=124)
-        flags.add_argument("--size", help="WxH; default 1344x768, or the bundled model's own")
+        flags.add_argument("--size", help="WxH; default 1344x768, or the smaller models' own")
     if name in ("ops", "dit", "e2e", "memory"):
         flags.add_argument("--text", type=int, default=300, help="prompt rows")
     if name != "vae":
@@ -131,9 +137,7 @@ def run(flags: argparse.Namespace) -> dict[str, Any]:
     """The figures that `flags` ask for, as plain values. Raises ValueError, ConfigError, RequestError."""
     from .random_weights import shape_spec
 
-    for name in ("seconds", "frames", "text", "rows", "layers", "fewest", "encode_frames"):
-        if (value := getattr(flags, name, None)) is not None and value <= 0:
-            raise ConfigError(f"--{name.replace('_', '-')}: got {value}; give more than 0")
+    check_positive(vars(flags), POSITIVE)
     # flags of a stage that convolves in fp32; what a bench runs on, it chooses itself
     choices = resolve(EngineConfig(device=flags.device, ops="reference", attention="sdpa"))
     set_flags("denoise", choices)
@@ -194,8 +198,8 @@ def _vae(flags: argparse.Namespace, spec: Spec, device: torch.device) -> dict[st
 def _encoder(flags: argparse.Namespace, spec: Spec, device: torch.device) -> dict[str, Any]:
     from .bench_encoder import bench_encoder
 
-    if min(flags.tokens) < 1:
-        raise ConfigError(f"tokens: got {min(flags.tokens)}; give more than 0")
+    if (most := max(flags.tokens)) not in PROMPT_CHARACTERS:
+        raise RequestError("tokens", f"got {most}; a prompt has {PROMPT_CHARACTERS}, so ask for no more tokens")
     return bench_encoder(spec, flags.tokens, _setting(flags, device, _dtype([flags.precision])), flags.stream)
 
 

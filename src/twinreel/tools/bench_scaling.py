@@ -11,20 +11,28 @@ import json
 import re
 import tempfile
 import time
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
 from multiprocessing import get_context
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import Any
 
-from ..errors import ConfigError
-from ..flag_words import parse_size
+from ..config import MOST, Choices, EngineConfig, resolve
+from ..errors import ConfigError, RequestError
+from ..flag_words import check_positive, parse_size
+from ..limits import STEPS
+from ..spec import Spec
+from ..topology import Sizes as Heads
+from ..topology import choose_mesh, choose_variant
+from .scaling_record import Record, base_path, read_base
 
 VARIANTS = ("plain", "packed", "overlapped")
 WHATS = ("call", "vae", "whole", "whole-balanced")
 MESHES = ((1, 1), (2, 1), (1, 2), (4, 1), (2, 2), (1, 4), (8, 1))  # sp, tp
 BALANCED = "forecast:balanced"
+CALLS = 49
 
 
 @dataclass(frozen=True)
@@ -50,7 +58,8 @@ class Case:
 
 @dataclass(frozen=True)
 class Settings:
-    """What is alike for all cases. shape: `released`, `bundled` or `wide` (the miniature with 56 heads)."""
+    """What is alike for all cases. shape: as `shape_spec` has them. base: the file of one rank's velocities. alike: what
+    figures of one file have in common, by name."""
 
     shape: str
     device: str
@@ -60,8 +69,9 @@ class Settings:
     ops: str
     attention: str
     seconds: float
-    calls: int | None
-    folder: str
+    calls: int
+    base: str
+    alike: dict[str, Any]
 
 
 def parse_case(text: str) -> list[Case]:
@@ -70,16 +80,20 @@ def parse_case(text: str) -> list[Case]:
     Raises ValueError.
     """
     mesh, *words = text.split(":")
-    found = re.fullmatch(r"(?:sp(\d+))?(?:tp(\d+))?", mesh)
+    found = re.fullmatch(r"(?:sp([1-9]\d{0,3}))?(?:tp([1-9]\d{0,3}))?", mesh)
     if not mesh or found is None:
-        raise ValueError(f"{text!r}: {mesh!r} is no mesh; write sp1, sp2, tp2, sp2tp2")
+        raise ValueError(f"only: {text!r}: {mesh!r} is no mesh; write sp1, sp2, tp2, sp2tp2")
     sp, tp = (int(size or 1) for size in found.groups())
     words = ["overlapped" if word == "overlap" else word for word in words]
     unknown = [word for word in words if word not in VARIANTS + WHATS]
     if unknown:
-        raise ValueError(f"{text!r}: {unknown[0]!r} is none of {', '.join(VARIANTS + WHATS)}")
-    what = next((word for word in words if word in WHATS), "call")
-    named = [word for word in words if word in VARIANTS]
+        raise ValueError(f"only: {text!r}: {unknown[0]!r} is none of its words; use {', '.join(VARIANTS + WHATS)}")
+    whats, named = ([word for word in words if word in kind] for kind in (WHATS, VARIANTS))
+    what = whats[0] if whats else "call"
+    if len(whats) > 1:
+        raise ValueError(f"only: {text!r}: {' and '.join(whats)} are two cases; part them by a comma")
+    if named and (sp == 1 or what == "vae"):
+        raise ValueError(f"only: {text!r}: {named[0]} is how rows and heads change places over sp; leave it out")
     if sp == 1 or what == "vae":
         return [Case(sp, tp, "", what)]
     every = VARIANTS if what == "call" else VARIANTS[-1:]
@@ -102,11 +116,11 @@ def parser() -> argparse.ArgumentParser:
     flags = argparse.ArgumentParser(prog="twinreel bench scaling", description=__doc__)
     flags.add_argument("out", type=Path, help="JSON file to write, and to go on from")
     flags.add_argument("--only", help="cases, comma-separated; default: all that this host's GPUs allow")
-    flags.add_argument("--shape", choices=("released", "bundled", "wide"), default="released")
+    flags.add_argument("--shape", choices=("released", "bundled", "tiny", "wide"), default="released")
     flags.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
     flags.add_argument("--gpus", type=int, help="use no more than so many")
     flags.add_argument("--frames", type=int, default=124)
-    flags.add_argument("--size", help="WxH; default 1344x768, or the miniature's own")
+    flags.add_argument("--size", help="WxH; default 1344x768, or the smaller models' own")
     flags.add_argument("--text", type=int, default=300, help="prompt rows")
     flags.add_argument("--ops", default="auto")
     flags.add_argument("--attention", default="auto")
@@ -119,15 +133,18 @@ def parser() -> argparse.ArgumentParser:
 
 
 def main(words: Sequence[str] | None = None) -> int:
-    """Measure what is missing. Exit code 0, or 1 when a case failed. Raises ConfigError for flags that cannot be met."""
+    """Measure what is missing. Exit code 0, or 1 when a case failed. Raises ConfigError and RequestError for flags that
+    cannot be met and files that cannot be used, before a process is started."""
     flags = parser().parse_args(words)
+    check_positive(vars(flags), ("gpus", "frames", "text", "seconds", "calls", "budget", "case_limit"))
     try:
-        cases, settings = _cases(flags), _settings(flags)
+        cases, settings = prepare(flags)
     except ValueError as error:
         raise ConfigError(str(error)) from error
-    record = Record(flags.out)
+    record = Record(flags.out, settings.alike)
+    read_base(Path(settings.base))
     start, pool = time.monotonic(), None
-    for case in sorted((case for case in cases if not record.has(case)), key=lambda case: (case.world, case.what)):
+    for case in sorted((case for case in cases if not record.has(case.name)), key=lambda case: (case.world, case.what)):
         if time.monotonic() - start > flags.budget:
             print(f"bench scaling: the budget is spent before {case.name}; run the same command again")
             break
@@ -140,63 +157,80 @@ def main(words: Sequence[str] | None = None) -> int:
         if failure is not None:
             pool.close()
             pool = None
-        record.keep(case, result, failure, time.monotonic() - begin)
+        record.keep(case.name, result, failure, time.monotonic() - begin)
     if pool is not None:
         pool.close()
     print(json.dumps({"bench": "scaling", **record.values}))
     return 1 if record.failed else 0
 
 
-def _settings(flags: argparse.Namespace) -> Settings:
+def prepare(flags: argparse.Namespace) -> tuple[list[Case], Settings]:
+    """What to measure, and under what: all that can be known before there are ranks. Raises ValueError, ConfigError,
+    RequestError."""
+    asked = [parse_case(text.strip()) for text in flags.only.split(",")] if flags.only is not None else None
+    if (calls := flags.calls or CALLS) not in range(1, int(STEPS.high)):
+        raise RequestError("calls", f"got {calls}; a request makes 1 to {STEPS.high - 1}")
     text = flags.size or ("1344x768" if flags.shape == "released" else None)
     size = parse_size(text) if text else None
-    folder = str(flags.out.absolute().parent)
-    return Settings(
-        flags.shape, flags.device, flags.frames, size, flags.text, flags.ops, flags.attention, flags.seconds,
-        flags.calls, folder,
+
+    import torch
+
+    from ..ops import describe
+    from .bench_dit import Sizes, plan_of
+    from .random_weights import shape_spec
+
+    spec, sizes = shape_spec(flags.shape), Sizes(flags.frames, size, flags.text)
+    plan, _ = plan_of(sizes, spec)
+    config = EngineConfig(device=flags.device, ops=flags.ops, attention=flags.attention)
+    choices = resolve(config, spec.dit.head_dim)
+    cuda = choices.device.type == "cuda"
+    devices = min(flags.gpus or MOST, torch.cuda.device_count() if cuda else MOST)
+    cases = _possible(asked, devices, flags.whole, partial(check_case, config, choices, spec))
+    alike = {
+        "shape": flags.shape, "device": torch.cuda.get_device_name(choices.device) if cuda else "cpu",
+        "frames": plan.frames, "size": f"{plan.width}x{plan.height}", "text": flags.text, "calls": calls,
+        "ops": choices.ops.name, "attention": describe(choices.ops)["attention"], "torch": torch.__version__,
+    }  # fmt: skip
+    base = str(base_path(flags.out))
+    return cases, Settings(
+        flags.shape, flags.device, flags.frames, size, flags.text, flags.ops, flags.attention, flags.seconds, calls,
+        base, alike,
     )  # fmt: skip
 
 
-def _cases(flags: argparse.Namespace) -> list[Case]:
-    devices = flags.gpus or 1024
-    if flags.device == "cuda":
-        import torch
+def _possible(asked: list[list[Case]] | None, devices: int, whole: bool, check: Callable[[Case], None]) -> list[Case]:
+    """The cases that can run here, each once; what else a word means is left out and said. Raises ConfigError for a word
+    of which nothing is left, where somebody wrote it."""
+    found: list[Case] = []
+    for cases in asked or [[case] for case in default_cases(min(devices, 8), whole)]:
+        kept, problem = [], None
+        for case in cases:
+            try:
+                if case.world > devices:
+                    raise ConfigError(f"only: {case.name} needs {case.world} devices, and there are {devices}")
+                check(case)
+                kept.append(case)
+            except ConfigError as error:
+                problem = error
+        if asked and not kept and problem is not None:
+            raise problem
+        if problem is not None:
+            print(f"bench scaling: without {', '.join(case.name for case in cases if case not in kept)}: {problem}")
+        found += kept
+    return list(dict.fromkeys(found))
 
-        devices = min(devices, torch.cuda.device_count())
-    if not flags.only:
-        return default_cases(min(devices, 8), flags.whole)
-    cases = [case for text in flags.only.split(",") for case in parse_case(text.strip())]
-    for case in cases:
-        if case.world > devices:
-            raise ValueError(f"{case.name}: needs {case.world} devices, {devices} are here")
-    return cases
 
-
-class Record:
-    """The JSON file: `cases` by name, `errors` of those that failed and are tried again."""
-
-    def __init__(self, path: Path) -> None:
-        self.path, self.failed = path, False
-        empty: dict[str, Any] = {"cases": {}, "errors": {}}
-        self.values: dict[str, Any] = json.loads(path.read_text()) if path.is_file() else empty
-
-    def has(self, case: Case) -> bool:
-        """Whether it has been measured."""
-        return case.name in self.values["cases"]
-
-    def keep(self, case: Case, result: Any, error: str | None, seconds: float) -> None:
-        """Write one case down, and say it in a line."""
-        self.values["errors"].pop(case.name, None)
-        if error is not None:
-            self.failed = True
-            self.values["errors"][case.name] = error
-        else:
-            self.values["cases"][case.name] = {"took": seconds, **result}
-        draft = self.path.with_name(self.path.name + ".new")
-        draft.write_text(json.dumps(self.values, indent=1))
-        draft.replace(self.path)
-        told = error.strip().splitlines()[-1] if error else result["line"]
-        print(f"{case.name:24} {told} ({seconds:.0f} s in all)", flush=True)
+def check_case(config: EngineConfig, choices: Choices, spec: Spec, case: Case) -> None:
+    """Refuse a mesh over which these heads cannot be dealt out, and a variant that cannot run. Raises ConfigError."""
+    if case.what == "vae":  # tiles, which go to any number of ranks
+        return
+    config = replace(config, sp=case.sp, tp=case.tp, attend=case.variant or "auto")
+    try:
+        mesh, _ = choose_mesh(config, case.world, Heads(spec.dit.heads, spec.text.kv_heads, weights=0))
+        if case.variant:
+            choose_variant(config, mesh, choices, spec.dit)
+    except ConfigError as error:
+        raise ConfigError(f"only: {case.name}: {error}") from None
 
 
 class Pool:

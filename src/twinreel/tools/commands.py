@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import ConfigError, RequestError
+from ..limits import shown
 from ..tool_flags import Compare, Quantize, Validate
 from ..watch import Event
 from . import against, pareto
@@ -58,20 +59,22 @@ def run_validate(command: Validate) -> Outcome:
     test = parse_setup(command.test, base)
     needed = [path for setup in (base, test) for path in setup.reads(requests)]
     needed += [Path(text) for text in (command.requests, command.base, command.test) if is_file_name(text)]
+    if command.pareto is not None and command.pareto.suffix.lower() != ".svg":
+        raise RequestError("pareto", f"{shown(str(command.pareto))} does not end in .svg; name the SVG file to draw")
     targets = Targets({"output": command.output, "pareto": command.pareto}, needed, command.overwrite)
     tell = _Progress(command.report.quiet)
     code = 0
     if command.against is not None:
         if command.against != "diffusers":
-            raise ConfigError(f"against: got {command.against!r}; the one implementation known is diffusers")
+            raise ConfigError(f"against: got {shown(command.against)}; the one implementation known is diffusers")
+        if (base.policy, base.steps) != (Setup.policy, Setup.steps):
+            raise ConfigError("base: has a policy or steps, which --against does not run; leave them out, use --steps")
         report = plain(against.against_diffusers(base.engine, requests, tell))
         text, code = against.table(report), 0 if report["identical"] else APART
     elif command.pareto is not None:
         report = plain(pareto.pareto(base, requests, tell, command.workers))
         targets.write(command.pareto, pareto.draw(report))
-        text = "\n".join(
-            [pareto.table(report), *(f"{name} is left out: {why}" for name, why in report["left_out"].items())]
-        )
+        text = pareto.table(report)
     else:
         if test == base:
             raise ConfigError("test: is the same as the base; say what to test, such as --test policy=forecast")

@@ -5,20 +5,19 @@ from __future__ import annotations
 import os
 import tempfile
 from collections.abc import Mapping, Sequence
-from concurrent.futures import ProcessPoolExecutor
 from dataclasses import replace
 from functools import partial
-from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
-from ..errors import ConfigError
+from ..errors import ConfigError, RequestError
 from ..output.report import versions
 from ..watch import Watch, ignore
 from .frozen import FROZEN, Named
 from .plots import Frame, Point, draw_points
 from .setups import Runs, Setup, check_setups
-from .validate import conclude, measure
+from .validate import conclude, costs, measure
+from .workers import divide
 
 POLICIES = (
     "reuse",
@@ -47,17 +46,17 @@ def setups(base: Setup, steps: int) -> dict[str, Setup]:
 
 
 def pareto(base: Setup, requests: Sequence[Named], watch: Watch = ignore, workers: int = 1) -> dict[str, Any]:
-    """Mean and worst figures of every setup against `base`; the requests share their number of steps.
+    """Mean and worst figures of every setup against `base`, which runs every step; all requests have the same steps.
 
     `workers` processes, each with an engine of its own, divide the requests, and the CPU's threads where `base` names
-    none. `left_out` says why what this machine refuses is missing. Raises what `check_setups` and engines raise.
+    none. `left_out` says why what this machine refuses is missing. Raises what `check_setups` and engines raise, and
+    RankLost for a worker that was killed.
     """
     kept = check_setups((base,), requests)
-    if not 1 <= workers <= len(kept):
-        raise ConfigError(f"workers: got {workers} for {len(kept)} requests; use 1 to {len(kept)}")
+    steps = _check(base, kept, workers)
     if workers > 1 and base.engine.threads is None:
         base = replace(base, engine=replace(base.engine, threads=max(1, (os.cpu_count() or 1) // workers)))
-    asked, left_out = setups(base, kept[0].request.steps), dict[str, str]()
+    asked, left_out = setups(base, steps), dict[str, str]()
     for setup in asked.values():
         try:
             check_setups((setup,), kept)
@@ -66,29 +65,49 @@ def pareto(base: Setup, requests: Sequence[Named], watch: Watch = ignore, worker
                 raise
             left_out[PRECISION] = str(error)
     shown = {name: setup for name, setup in asked.items() if name not in left_out}
-    if workers == 1:
-        found = [_measure(base, shown, watch, kept)]
-    else:
+    # removed here, however a worker ends
+    with tempfile.TemporaryDirectory(prefix="twinreel-pareto-") as folder:
+        work = partial(_measure, base, shown, folder)
         parts = [kept[i::workers] for i in range(workers)]
-        with ProcessPoolExecutor(workers, get_context("spawn")) as pool:
-            found = list(pool.map(partial(_measure, base, shown, watch), parts))
+        found = [work(kept, watch)] if workers == 1 else divide(work, parts, watch)
     points = {}
     for name in shown:
-        points[name] = conclude([row for rows in found for row in rows[name]], "strict")
+        # in the order of the requests, whoever ran them: sums round alike
+        points[name] = conclude([found[i % workers][1][name][i // workers] for i in range(len(kept))], "strict")
         del points[name]["rows"]
-    names = [named.name for named in kept]
-    return {"frozen": FROZEN, "requests": names, "points": points, "left_out": left_out, "versions": versions()}
+    spent = costs([cost for rows in found for cost in rows[0]])
+    return {
+        "frozen": FROZEN,
+        "requests": [named.name for named in kept],
+        "base": {"setup": base.describe(), "costs": spent},
+        "workers": workers,
+        "points": points,
+        "left_out": left_out,
+        "versions": versions(),
+    }
+
+
+def _check(base: Setup, kept: Sequence[Named], workers: int) -> int:
+    """The one number of steps that all requests have. Raises ConfigError, RequestError."""
+    if not 1 <= workers <= len(kept):
+        raise ConfigError(f"workers: got {workers} for {len(kept)} requests; use 1 to {len(kept)}")
+    if base.policy != "every-step":
+        raise ConfigError(f"base: has policy={base.policy}, and the plot sets policies beside every step; leave it out")
+    steps = sorted({base.applied(named.request).steps for named in kept})
+    if len(steps) > 1:
+        raise RequestError("requests", f"have {', '.join(map(str, steps))} steps; give them one number by --steps")
+    return steps[0]
 
 
 def _measure(
-    base: Setup, shown: Mapping[str, Setup], watch: Watch, requests: Sequence[Named]
-) -> dict[str, list[dict[str, Any]]]:
-    """What `validate.measure` says of each setup."""
-    with tempfile.TemporaryDirectory(prefix="twinreel-pareto-") as folder:
-        runs = Runs(Path(folder), watch)
-        spec = runs.engine(base.engine).spec
-        right = runs.run(base, requests)
-        return {name: measure(right, runs.run(setup, requests), spec) for name, setup in shown.items()}
+    base: Setup, shown: Mapping[str, Setup], folder: str, requests: Sequence[Named], watch: Watch
+) -> tuple[list[dict[str, float]], dict[str, list[dict[str, Any]]]]:
+    """The base's costs, and what `validate.measure` says of each setup; results wait in `folder`."""
+    runs = Runs(Path(tempfile.mkdtemp(dir=folder)), watch)
+    spec = runs.engine(base.engine).spec
+    right = runs.run(base, requests)
+    rows = {name: measure(right, runs.run(setup, requests), spec) for name, setup in shown.items()}
+    return [result.costs() for result in right], rows
 
 
 def draw(report: Mapping[str, Any], which: str = "mean") -> str:
@@ -125,7 +144,7 @@ def _series(name: str) -> str:
 
 
 def table(report: Mapping[str, Any]) -> str:
-    """The points as a Markdown table, most calls first."""
+    """The points as a Markdown table, most calls first, and below it what is left out and what to beware of."""
     head = (
         "| policy | calls | video PSNR dB, mean (worst) | SSIM | audio SNR dB, mean (worst) | cosine |\n"
         + "|---" * 6
@@ -145,4 +164,6 @@ def table(report: Mapping[str, Any]) -> str:
             none = "not finite" if s["not_finite"] and figure.startswith("audio") else "exact"
             words.append(none if mean is None else f"{mean:{form}} ({worst:{form}})")
         rows.append(f"| {' | '.join(words)} |")
-    return "\n".join([head, *rows])
+    notes = [f"{name} is left out: {why}" for name, why in report["left_out"].items()]
+    notes += [f"warning: {name}: {text}" for name, cell in report["points"].items() for text in cell["warnings"]]
+    return "\n".join([head, *rows, *notes])

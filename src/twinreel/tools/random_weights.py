@@ -16,6 +16,7 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor, nn
 
+from ..demo.recipe import demo_spec
 from ..demo.tiny import tiny_spec
 from ..demo.tiny_weights import draw_value
 from ..models.modulation import LiveModulation
@@ -41,13 +42,15 @@ Draw = Callable[[str, tuple[int, ...], torch.device, torch.dtype], Tensor]
 
 
 def shape_spec(shape: str, layers: int | None = None) -> Spec:
-    """The sizes called `released`, `bundled`, or `wide` (the miniature with heads for eight ranks); `layers` blocks."""
-    if shape == "released":
-        spec = Spec()
-        video, audio = _unit_statistics(spec.video), _unit_statistics(spec.audio)
-        spec = replace(spec, text=replace(spec.text, vision=VISION), video=video, audio=audio)
-    else:
+    """The sizes called `released`, `bundled` (the model in this package), `tiny` (the smallest that run the whole
+    program) or `wide` (those with heads for eight ranks); `layers` blocks."""
+    if shape in ("tiny", "wide"):
         spec = tiny_spec()
+    else:
+        spec = demo_spec() if shape == "bundled" else Spec()
+        video, audio = _unit_statistics(spec.video), _unit_statistics(spec.audio)
+        vision = VISION if shape == "released" else spec.text.vision
+        spec = replace(spec, text=replace(spec.text, vision=vision), video=video, audio=audio)
     if shape == "wide":
         spec = replace(
             spec,

@@ -35,11 +35,11 @@ from .bench_dit import STEP, Sizes, distance, plan_of, request_of
 from .bench_e2e import WARM
 from .bench_scaling import BALANCED, Case, Settings
 from .random_weights import RandomWeights, fill, shape_spec
+from .scaling_record import read_base, write_base
 from .timing import card
 
 MEETING = 240.0  # seconds
 FEWEST, MOST = 3, 200  # calls measured
-STEPS = 50
 
 
 class Bench:
@@ -191,18 +191,16 @@ class Bench:
         return {"line": line, "seconds": seconds, "peak_gib": peak, "ranks": ranks}
 
     def _compared(self, case: Case, whole: Rows) -> dict[str, Any]:
-        """Hash of the velocities, and their distance to those of one rank where that has been run into this folder."""
+        """Hash of the velocities, and their distance to those of one rank where the same settings have been run."""
         if self.rank:
             return {}
         digest = hashlib.sha256(whole.video.numpy().tobytes() + whole.audio.numpy().tobytes()).hexdigest()
-        base = Path(self.settings.folder, f"scaling-{self.settings.shape}-one.pt")
+        base = Path(self.settings.base)
         if case.world == 1:
-            torch.save(vars(whole), base)
-        if not base.is_file():
-            return {"sha256": digest}
-        one = torch.load(base, weights_only=True)
-        alike = one["video"].shape == whole.video.shape and one["audio"].shape == whole.audio.shape
-        return {"sha256": digest, "distance_to_one": distance(whole, Rows(**one)) if alike else {}}
+            write_base(base, vars(whole), self.settings.alike)
+        one, settings = read_base(base)
+        told = {"distance_to_one": distance(whole, Rows(**one))} if settings == self.settings.alike else {}
+        return {"sha256": digest, **told}
 
     def _vae(self, parallel: Parallel) -> dict[str, Any]:
         spec, device, cuda = self.spec.video, self.choices.device, self.choices.device.type == "cuda"
@@ -242,7 +240,7 @@ class Bench:
     def _whole(self, parallel: Parallel, policy: str) -> dict[str, Any]:
         """A T2VA request from token ids to frames and sound in host memory; a short one before it makes it warm."""
         self.kept.pop("dit", None)
-        steps = (self.settings.calls or STEPS - 1) + 1
+        steps = self.settings.calls + 1
         if "parts" not in self.kept:
             self.kept["parts"] = Parts(self.weights, self.choices, "all", parallel=parallel)
             self._request(self.kept["parts"], steps, WARM)

@@ -12,12 +12,12 @@ from typing import TYPE_CHECKING, Any, get_type_hints
 import numpy as np
 from numpy.typing import NDArray
 
-from ..config import EngineConfig
+from ..config import EngineConfig, check_config
 from ..errors import ConfigError, RequestError
 from ..limits import TASKS, shown
 from ..media.addresses import files_of
 from ..planner import Door, look, open_door
-from ..policy_options import format_policy, parse_policy
+from ..policy_options import Plain, format_policy, parse_policy
 from ..request import Request, check_request
 from ..request_json import named_in_json
 from ..small_files import read_small, read_small_json, why
@@ -97,12 +97,15 @@ def parse_setup(text: str, base: Setup | None = None) -> Setup:
             raise ConfigError(f'{shown(text)}: holds no object; write one such as {{"policy": "reuse"}}')
     else:
         pairs = [word.partition("=") for word in text.split()]
-        given = {key: value for key, _, value in pairs}
-        for key, equals, _ in pairs:
+        given = {}
+        for key, equals, value in pairs:
             if not equals:
                 raise ConfigError(
                     f"{shown(text)}: {shown(key)} is not key=value; write words such as precision=bf16 policy=reuse"
                 )
+            if key in given:
+                raise ConfigError(f"{shown(text)}: {shown(key)} stands twice; keep one")
+            given[key] = value
     return _build(given, base or Setup(), text)
 
 
@@ -117,17 +120,20 @@ def _build(given: Mapping[str, Any], base: Setup, text: str) -> Setup:
         engine[key] = _typed(key, value, hints[key], text)
     policy = format_policy(parse_policy(given.get("policy", base.policy)))
     steps = _typed("steps", given["steps"], int, text) if "steps" in given else base.steps
-    return Setup(replace(base.engine, **engine), policy, steps)
+    config = replace(base.engine, **engine)
+    check_config(config)  # a file may hold values of any type
+    return Setup(config, policy, steps)
 
 
 def _typed(key: str, value: Any, hint: Any, text: str) -> Any:
     if not isinstance(value, str):
         return value
-    if hint in (int, int | None):
-        try:
-            return int(value)
-        except ValueError:
-            raise ConfigError(f"{shown(text)}: {key} is {shown(value)}; a whole number is needed") from None
+    for kind, words in ((int, "whole number"), (float, "number")):
+        if hint in (kind, kind | None):
+            try:
+                return kind(value)
+            except ValueError:
+                raise ConfigError(f"{shown(text)}: {key} is {shown(value)}; a {words} is needed") from None
     if hint is bool:
         if value.lower() not in ("true", "false"):
             raise ConfigError(f"{shown(text)}: {key} is {shown(value)}; use true or false")
@@ -150,6 +156,7 @@ def check_setups(setups: Iterable[Setup], requests: Sequence[Named]) -> list[Nam
     if not kept:
         raise ConfigError(f"no request left: the weights do {', '.join(tasks) or 'no task in common'}")
     for named in kept:
+        _check_own_policy(named)
         seen: dict[str, list[Source]] = {}
         for setup, door in pairs:
             try:
@@ -157,6 +164,17 @@ def check_setups(setups: Iterable[Setup], requests: Sequence[Named]) -> list[Nam
             except RequestError as error:
                 raise _placed(error, named, setup) from None
     return kept
+
+
+def _check_own_policy(named: Named) -> None:
+    try:
+        if parse_policy(named.request.policy) == Plain():
+            return
+        raise RequestError(
+            "policy", "would be replaced by the setup's; leave it out, and say policy= in --base or --test"
+        )
+    except RequestError as error:
+        raise error.under(named.place or named.name) from None
 
 
 def _check(request: Request, door: Door, seen: dict[str, list[Source]]) -> None:
@@ -201,7 +219,10 @@ class Runs:
         return [self._one(engine, setup, named) for named in requests]
 
     def _one(self, engine: Engine, setup: Setup, named: Named) -> Result:
-        media = engine.generate(setup.applied(named.request), self.watch)
+        try:
+            media = engine.generate(setup.applied(named.request), self.watch)
+        except RequestError as error:  # a file may change between the check and the run
+            raise _placed(error, named, setup) from None
         path = self.folder / f"{self._count:05d}.npz"
         self._count += 1
         np.savez(path, frames=media.video, waveform=media.audio)

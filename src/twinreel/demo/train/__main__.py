@@ -3,14 +3,21 @@
 from __future__ import annotations
 
 import argparse
+import math
+import sys
 from pathlib import Path
+
+from ...complaint import explain
+from ...config import EngineConfig, check_config, cuda_number
+from ...errors import ConfigError, TwinreelError
 
 SMOKE_STEPS = 3  # of an evaluation
 PARTS = ("vae", "decoder", "audio", "dit", "export", "evaluate")
 
 
-def main(arguments: list[str] | None = None) -> None:
-    """Parse the command line and run one piece."""
+def main(arguments: list[str] | None = None) -> int:
+    """Parse the command line and run one piece. Exit codes are those of `twinreel`; what refuses it is said in three
+    lines, and the folder is then as it was."""
     parser = argparse.ArgumentParser(prog="python -m twinreel.demo.train", description=__doc__)
     parser.add_argument("part", choices=PARTS)
     parser.add_argument("--folder", type=Path, default=Path("out/train"), help="state is read from and written to here")
@@ -25,11 +32,46 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument(
         "--count", type=int, default=200, help="evaluate: prompts of text; an eighth of that of each other task"
     )
-    run(parser.parse_args(arguments))
+    options = parser.parse_args(arguments)
+    if problem := _problem(options):
+        parser.error(problem)
+    try:
+        run(options)
+    except (TwinreelError, OSError) as error:
+        print(explain(error, command="demo.train"), file=sys.stderr)
+        return getattr(error, "exit_code", 1)
+    return 0
+
+
+def _problem(options: argparse.Namespace) -> str | None:
+    """What is wrong with the flags."""
+    import torch
+
+    if not 0 < options.seconds < math.inf:
+        return f"--seconds: got {options.seconds}; give a finite number above 0"
+    for name in ("steps", "count", "workers"):
+        if (value := getattr(options, name)) is not None and value < 1:
+            return f"--{name}: got {value}; give 1 or more"
+    if not 0 <= options.begin < options.end <= 1:
+        return f"--begin, --end: got {options.begin} and {options.end}; give shares of the run, 0 <= begin < end <= 1"
+    for name in ("folder", "model"):
+        path = getattr(options, name)
+        if path is not None and path.exists() and not path.is_dir():
+            return f"--{name}: {path} is no folder; name one"
+    words = options.device.split(",")
+    if len(words) > 1 and options.part != "evaluate":
+        return f"--device: got {options.device}; {options.part} runs on one, only evaluate takes several"
+    try:
+        for word in words:
+            check_config(EngineConfig(device=word))
+            cuda_number(word, torch.cuda.device_count())
+    except ConfigError as error:
+        return f"--{error}"
+    return None
 
 
 def run(options: argparse.Namespace) -> None:
-    """Run the chosen part."""
+    """Run the chosen part. Raises CheckpointError for a state that cannot be gone on from, and what engines raise."""
     import torch
 
     from ..recipe import release, smoke
@@ -63,4 +105,4 @@ def run(options: argparse.Namespace) -> None:
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

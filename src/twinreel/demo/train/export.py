@@ -7,9 +7,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import load_file, save_file
+from safetensors.torch import save_file
 from torch import Tensor
 
+from ...errors import CheckpointError
 from ...models.audio_decoder import lowpass_filter
 from ...spec import Spec
 from ...weights.keymap import Stored, stored_tensors
@@ -17,7 +18,7 @@ from .. import tiny_configs as configs
 from ..recipe import Recipe
 from ..words import write_tokenizer
 from . import audio, dit, video
-from .loop import read_state
+from .loop import read_file, read_state
 
 # Module -> training file and the prefix its averaged weights have there.
 SOURCES = {
@@ -36,29 +37,34 @@ JOINT = {"video_decoder": (video.STEM, "vae/decoder.")}
 def write_model(target: Path, recipe: Recipe, folder: Path) -> Path:
     """Write the model of the averaged weights in `folder` into `target`; returns it.
 
-    The latent statistics are those that the DiT was trained with.
+    The latent statistics are those that the DiT was trained with. Raises CheckpointError before anything is written.
     """
-    stats = read_state(folder / f"{dit.STEM}-mean.safetensors")["facts"]["statistics"]
+    stats = read_state(folder / f"{dit.STEM}-mean.safetensors")["facts"].get("statistics")
+    if not stats:
+        raise CheckpointError(f"{folder} has a DiT without latent statistics; train it, or name another --folder")
     spec = dit.with_statistics(recipe.spec, stats)
     sources = {
         name: JOINT[name] if name in JOINT and not (folder / f"{stem}-mean.safetensors").is_file() else (stem, prefix)
         for name, (stem, prefix) in SOURCES.items()
     }
-    files = {stem: load_file(folder / f"{stem}-mean.safetensors") for stem in {stem for stem, _ in sources.values()}}
+    files = {stem: read_file(folder / f"{stem}-mean.safetensors")[0] for stem in {stem for stem, _ in sources.values()}}
     places = {
         "transformer": target / "transformer",
         "text_encoder": target / "text_encoder",
         "video_vae": target / "video_vae" / "source",
         "audio_vae": target / "audio_vae",
     }
-    for component, place in places.items():
-        place.mkdir(parents=True, exist_ok=True)
-        tensors = {
+    tensors = {
+        component: {
             name: _value(row, spec, files, sources).to(getattr(torch, row.dtype)).contiguous()
             for name, row in stored_tensors(component, "original", spec).items()
             if not row.optional
         }
-        save_file(tensors, place / "model.safetensors")
+        for component in places
+    }
+    for component, place in places.items():
+        place.mkdir(parents=True, exist_ok=True)
+        save_file(tensors[component], place / "model.safetensors")
     _write_configs(target, spec)
     return target
 
@@ -76,8 +82,11 @@ def _value(row: Stored, spec: Spec, files: dict[str, dict[str, Tensor]], sources
     if leaf == "zero_k_bias":
         return torch.zeros(row.shape)
     stem, prefix = sources[row.module]
-    value = files[stem][prefix + row.parameter]
-    assert value.shape == row.shape, f"{row.name}: {list(value.shape)}, {list(row.shape)} is needed"
+    value = files[stem].get(f"{prefix}{row.parameter}")
+    if value is None or value.shape != row.shape:
+        given = "no such tensor" if value is None else list(value.shape)
+        told = f"{stem}-mean.safetensors: {prefix}{row.parameter}: {given}, {list(row.shape)} is needed"
+        raise CheckpointError(f"{told}; --smoke has sizes of its own, so give it as before")
     return value
 
 

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import safe_open
-from safetensors.torch import load_file, save_file
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
 from torch import Tensor, nn
 
+from ...errors import CheckpointError
+from ...small_files import why
 from ..recipe import Pace
 
 SAVE_SECONDS = 100.0
@@ -68,17 +70,19 @@ class Weights:
 
     @torch.no_grad()
     def load(self, folder: Path, stem: str) -> dict[str, Any] | None:
-        """Resume from what `save` wrote; None where there is nothing."""
-        path = folder / f"{stem}.safetensors"
-        if not path.is_file():
+        """Resume from what `save` wrote; None where there is nothing. Raises CheckpointError."""
+        path, averaged = folder / f"{stem}.safetensors", folder / f"{stem}-mean.safetensors"
+        if not path.exists():
             return None
-        stored, mean = load_file(path), load_file(folder / f"{stem}-mean.safetensors")
+        (stored, state), (mean, _) = read_file(path), read_file(averaged)
+        check_fit(path, stored, self.masters)
+        check_fit(averaged, mean, self.masters)
         for name, p in self.masters.items():
             p.copy_(stored[name])
             self.mean[name].copy_(mean[name])
             if name in self.live:
                 self.live[name].copy_(p)
-        return read_state(path)
+        return state
 
     def save(self, folder: Path, stem: str, state: dict[str, Any]) -> None:
         """Two files, written whole or not at all; in float16, which is four times finer than what is shipped."""
@@ -92,19 +96,46 @@ class Weights:
             partial.rename(folder / f"{stem}{tail}.safetensors")
 
 
+def read_file(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """The tensors of a training file, and the state that it carries beside them. Raises CheckpointError."""
+    try:
+        with safe_open(path, "pt") as file:
+            state = json.loads(file.metadata()["state"])
+            state |= {"step": int(state["step"]), "facts": dict(state["facts"])}
+            return {name: file.get_tensor(name) for name in file.keys()}, state
+    except FileNotFoundError:
+        raise CheckpointError(
+            f"{path} is missing; train the part that leaves it first, or name another --folder"
+        ) from None
+    except (OSError, SafetensorError, TypeError, KeyError, ValueError) as error:
+        told = f"{path} is damaged, or no file of this training ({type(error).__name__}: {why(error)})"
+        raise CheckpointError(f"{told}; remove it to begin anew, or name another --folder") from None
+
+
 def read_state(path: Path) -> dict[str, Any]:
-    """The state that a training file carries beside its tensors."""
-    with safe_open(path, "pt") as file:
-        return dict(json.loads(file.metadata()["state"]))
+    """The state alone. Raises CheckpointError."""
+    return read_file(path)[1]
+
+
+def check_fit(path: Path, found: Mapping[str, Tensor], wanted: Mapping[str, Tensor]) -> None:
+    """Refuse a file with other tensors than these names and shapes. Raises CheckpointError."""
+    names = sorted(found.keys() | wanted.keys())
+    wrong = [n for n in names if n not in found or n not in wanted or found[n].shape != wanted[n].shape]
+    if wrong:
+        told = f"{path}: {len(wrong)} tensors are missing, left over or of another size, such as {wrong[0]}"
+        raise CheckpointError(f"{told}; --smoke has sizes of its own, so give it as before, or name another --folder")
 
 
 def load_means(path: Path, key: str, module: nn.Module) -> dict[str, Any]:
-    """Fill `module` with the averaged weights whose names begin with `key` in `path`; returns the state beside them."""
-    found = {name.removeprefix(key): t.float() for name, t in load_file(path).items() if name.startswith(key)}
-    missing, unexpected = module.load_state_dict(found, strict=False)
-    lost = [name for name in missing if name in dict(module.named_parameters())]
-    assert not lost and not unexpected, f"{path}: missing {lost[:5]}, unexpected {unexpected[:5]}"
-    return read_state(path)
+    """Fill `module` with the averaged weights whose names begin with `key` in `path`; returns the state beside them.
+
+    Raises CheckpointError.
+    """
+    tensors, state = read_file(path)
+    found = {name.removeprefix(key): t.float() for name, t in tensors.items() if name.startswith(key)}
+    check_fit(path, found, dict(module.named_parameters()))
+    module.load_state_dict(found, strict=False)
+    return state
 
 
 class Optimisers:
