@@ -203,6 +203,8 @@ def test_scaling_measures_what_is_missing(tmp_path: Path, capsys: pytest.Capture
         (["vae", "--tile-batch", "4", "0", *TINY], 3),
         (["memory", "--caps", "24", "nan", *TINY], 3),
         (["memory", "--caps", "-1", *TINY], 3),
+        (["e2e", "--cap", "0", *TINY], 3),
+        (["e2e", "--cap", "24", *TINY], 3),
         (["encoder", "--tokens", "0", *TINY], 3),
         (["encoder", "--tokens", "3", "7001", *TINY], 2),
         (["memory", "--size", "64", *TINY], 2),

@@ -36,7 +36,7 @@ TEXTS = {
 }
 PASSES = ("auto", "triton", "reference")
 POSITIVE = (
-    "seconds", "frames", "text", "rows", "layers", "fewest", "encode_frames", "tile_batch", "tokens", "caps",
+    "seconds", "frames", "text", "rows", "layers", "fewest", "encode_frames", "tile_batch", "tokens", "caps", "cap",
 )  # fmt: skip
 
 
@@ -102,6 +102,7 @@ def _own(made: Mapping[str, argparse.ArgumentParser]) -> None:
     e2e.add_argument("--steps", type=int, default=50)
     e2e.add_argument("--policy", nargs="+", default=[], help="also with each of these step policies")
     e2e.add_argument("--residency", default="auto", help="as in the engine")
+    e2e.add_argument("--cap", type=float, help="GiB of the device to use; name a --residency that fits")
     made["memory"].add_argument("--caps", type=float, nargs="+", default=[80, 48, 24], help="GiB of the device to use")
 
 
@@ -205,9 +206,14 @@ def _encoder(flags: argparse.Namespace, spec: Spec, device: torch.device) -> dic
 
 def _e2e(flags: argparse.Namespace, spec: Spec, device: torch.device) -> dict[str, Any]:
     from .bench_e2e import bench_e2e
+    from .timing import capped
 
     same = {name: getattr(flags, name) for name in ("precision", "ops", "attention", "adaln", "residency")}
-    return bench_e2e(spec, _sizes(flags), EngineConfig(device=str(device), **same), flags.policy, flags.steps)
+    if flags.cap is not None and device.type != "cuda":
+        raise ConfigError(f"cap: is of a CUDA device's memory, this run is on {device}; leave it out")
+    config = EngineConfig(device=str(device), **same)
+    with capped(device, flags.cap):
+        return bench_e2e(spec, _sizes(flags), config, flags.policy, flags.steps) | {"cap_gib": flags.cap}
 
 
 def _memory(flags: argparse.Namespace, spec: Spec, device: torch.device) -> dict[str, Any]:

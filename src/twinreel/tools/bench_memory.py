@@ -27,7 +27,7 @@ from ..spec import Spec
 from .bench_dit import STEP, Setting, Sizes, equal, inputs, plan_of, random_modulation, time_call
 from .bench_encoder import LINK_BYTES, PROMPTS, conditioner
 from .random_weights import RandomWeights, fill
-from .timing import card, host_roof, release, streamed_bytes
+from .timing import capped, card, host_roof, release, streamed_bytes
 
 
 @torch.inference_mode()
@@ -49,29 +49,26 @@ def bench_memory(spec: Spec, sizes: Sizes, table: Ops, setting: Setting, caps: S
         asked = Asked("auto" if calls else "stages", setting.adaln)
         choice = choose(asked, plan, rows, spec, kept, free_memory(None, int(cap * GIB) if whole else None))
         name = choice.residency if whole else "layers" if calls else "stages"  # a CPU shows that it runs
-        if whole:
-            torch.cuda.set_per_process_memory_fraction(min(1.0, cap / whole), device)
-        dit, modulation = models.get(name)
-        modulation.prepare([timesteps for timesteps, _ in steps])
-        call = predictor(dit, modulation, text, shard(layout, 1, 0), steps, row_chunk=choice.row_chunk)
-        row, out = time_call(partial(call, STEP, start), setting)
-        first = out if first is None else first
-        stage = estimate(plan, rows, spec, replace(kept, residency=name, row_chunk=choice.row_chunk))["denoise"]
-        row |= _predicted(row, stage) | {
-            "cap_gib": cap, "residency": name, "adaln": setting.adaln, "row_chunk": choice.row_chunk,
-            "why": choice.why["residency"], "equal_to_first": equal(out, first),
-            "times_resident": row["seconds"] / (calls[0]["seconds"] if calls else row["seconds"]),
-            "streamed_gbs": streamed_bytes(dit, modulation) / row["seconds"] / 1e9,
-        }  # fmt: skip
-        calls.append(row)
-        print(
-            f"{cap:6.1f} GiB {name:11} {row['seconds']:7.3f} s a call, {row['times_resident']:.3f} x resident, peak "
-            f"{row['peak_gib']:.2f} GiB, predicted {row['predicted_gib']:.2f}, same bits: {row['equal_to_first']}"
-        )
-        del dit, modulation, call, out
+        with capped(device, cap if whole else None):
+            dit, modulation = models.get(name)
+            modulation.prepare([timesteps for timesteps, _ in steps])
+            call = predictor(dit, modulation, text, shard(layout, 1, 0), steps, row_chunk=choice.row_chunk)
+            row, out = time_call(partial(call, STEP, start), setting)
+            first = out if first is None else first
+            stage = estimate(plan, rows, spec, replace(kept, residency=name, row_chunk=choice.row_chunk))["denoise"]
+            row |= _predicted(row, stage) | {
+                "cap_gib": cap, "residency": name, "adaln": setting.adaln, "row_chunk": choice.row_chunk,
+                "why": choice.why["residency"], "equal_to_first": equal(out, first),
+                "times_resident": row["seconds"] / (calls[0]["seconds"] if calls else row["seconds"]),
+                "streamed_gbs": streamed_bytes(dit, modulation) / row["seconds"] / 1e9,
+            }  # fmt: skip
+            calls.append(row)
+            print(
+                f"{cap:6.1f} GiB {name:11} {row['seconds']:7.3f} s a call, {row['times_resident']:.3f} x resident, peak "
+                f"{row['peak_gib']:.2f} GiB, predicted {row['predicted_gib']:.2f}, same bits: {row['equal_to_first']}"
+            )
+            del dit, modulation, call, out
     models.drop()
-    if whole:
-        torch.cuda.set_per_process_memory_fraction(1.0, device)
     result |= {"calls": calls, "conditioner": conditioner(spec, PROMPTS, setting, ("all", "layers"))}
     return result | {"card_after": card(device)}
 

@@ -143,3 +143,17 @@ def kernels(function: Callable[[], object], device: torch.device, most: int = 16
         {"kernel": name[:90], "calls": count, "ms": round(spent, 3), "share": round(spent / total, 4)}
         for name, count, spent in rows[:most]
     ]
+
+
+@contextmanager
+def capped(device: torch.device, gib: float | None) -> Iterator[None]:
+    """At most `gib` GiB of a CUDA device for PyTorch's allocator; None, and any other device, as they are."""
+    if gib is None or device.type != "cuda":
+        yield
+        return
+    whole = torch.cuda.get_device_properties(device).total_memory
+    torch.cuda.set_per_process_memory_fraction(min(1.0, gib * 2**30 / whole), device)
+    try:
+        yield
+    finally:
+        torch.cuda.set_per_process_memory_fraction(1.0, device)
