@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import signal
 from pathlib import Path
 
 import pytest
@@ -15,6 +16,10 @@ RELEASE = Path(__file__).resolve().parents[1].parent / "shared" / "release"
 # imported; tests that need it absent start a process of their own.
 if not torch.cuda.is_available():
     os.environ.setdefault("TRITON_INTERPRET", "1")
+
+# A shell that puts a job into the background has Ctrl-C ignored, and so would every process that a test starts.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # One thread count for every test: a product's summation order, and with it the last bit, may depend on it.
 torch.set_num_threads(2)

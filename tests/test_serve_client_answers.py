@@ -91,12 +91,16 @@ def test_a_server_that_restarts_is_waited_for(site: Running, tmp_path: Path) -> 
 
 def test_what_takes_the_name_meanwhile_is_kept(site: Running, tmp_path: Path) -> None:
     client, target = Client(site.url), tmp_path / "a.mp4"
+    submit = client.submit
 
-    def take(_: Any) -> None:
+    def take(*arguments: Any, **options: Any) -> Any:
+        job = submit(*arguments, **options)
         for name in ("a.mp4", "a.json"):
             (tmp_path / name).write_text("precious")
+        return job
 
-    job = client.generate(ASKED, target, take)
+    client.submit = take  # type: ignore[method-assign]
+    job = client.generate(ASKED, target)
     assert target.read_text() == (tmp_path / "a.json").read_text() == "precious"
     assert "a.mp4 was taken meanwhile" in job["warnings"][-1]
     assert job["path"] == str(tmp_path / "a-2.mp4") and (tmp_path / "a-2.json").is_file()

@@ -81,5 +81,9 @@ def test_no_worker_outlives_its_parent(number: signal.Signals, code: int, tmp_pa
         workers = [int(parent.stdout.readline()) for _ in range(2)]
         assert len(set(workers)) == 2
         parent.send_signal(number)
-        parent.communicate(timeout=60)  # until nobody is left who could write
+        try:
+            parent.communicate(timeout=60)  # until nobody is left who could write
+        except subprocess.TimeoutExpired:
+            parent.kill()
+            raise
         assert parent.returncode == code
