@@ -51,7 +51,7 @@ def test_what_was_asked_for_is_seen_and_heard(engine: Engine, task: str, number:
 def test_reconstruction(engine: Engine) -> None:
     """A scene that was never trained on, through both VAEs."""
     _, _, facts = reconstruct(sample_scene(FIRST_SEED + 90_000), engine.parts)
-    assert facts["psnr"] > 32 and facts["ssim"] > 0.95 and facts["pitch_error"] < 0.01, facts
+    assert facts["psnr"] > 30 and facts["ssim"] > 0.95 and facts["pitch_error"] < 0.01, facts
 
 
 def test_a_request_repeats_its_hashes_in_another_engine(engine: Engine) -> None:
