@@ -94,3 +94,15 @@ def some(files: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
             shutil.copy(files / f"{name}{ending}", tmp_path / f"{name.replace('same', 'b')}{ending}")
     monkeypatch.chdir(tmp_path)
     return tmp_path
+
+
+@pytest.fixture
+def original(tiny_original: Path, tmp_path: Path) -> Path:
+    """A copy that a test may damage."""
+    return shutil.copytree(tiny_original, tmp_path / "original")
+
+
+@pytest.fixture
+def diffusers(tiny_diffusers: Path, tmp_path: Path) -> Path:
+    """A copy that a test may damage."""
+    return shutil.copytree(tiny_diffusers, tmp_path / "diffusers")

@@ -12,18 +12,6 @@ from twinreel.errors import CheckpointError
 from twinreel.weights import locate, read_spec
 
 
-@pytest.fixture
-def original(tiny_original: Path, tmp_path: Path) -> Path:
-    """A copy that a test may damage."""
-    return shutil.copytree(tiny_original, tmp_path / "original")
-
-
-@pytest.fixture
-def diffusers(tiny_diffusers: Path, tmp_path: Path) -> Path:
-    """A copy that a test may damage."""
-    return shutil.copytree(tiny_diffusers, tmp_path / "diffusers")
-
-
 def gone(*names: str) -> Callable[[Path], object]:
     def remove(root: Path) -> None:
         for name in names:

@@ -28,18 +28,6 @@ def edit(path: Path, change: Callable[[dict[str, Any]], object]) -> None:
     path.write_text(json.dumps(data))
 
 
-@pytest.fixture
-def original(tiny_original: Path, tmp_path: Path) -> Path:
-    """A copy that a test may damage."""
-    return shutil.copytree(tiny_original, tmp_path / "original")
-
-
-@pytest.fixture
-def diffusers(tiny_diffusers: Path, tmp_path: Path) -> Path:
-    """A copy that a test may damage."""
-    return shutil.copytree(tiny_diffusers, tmp_path / "diffusers")
-
-
 # ---- locate ---------------------------------------------------------------------------------------------------------
 
 

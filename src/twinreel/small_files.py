@@ -32,12 +32,13 @@ def read_small_json(path: str | os.PathLike[str], most: int = MOST) -> Any:
     """The JSON value in a small file of UTF-8. Raises OSError as `read_small`, ValueError, for a key that an object
     holds twice as well."""
     try:
-        return json.loads(read_small(path, most).decode("utf-8"), object_pairs_hook=_each_once)
+        return json.loads(read_small(path, most).decode("utf-8"), object_pairs_hook=each_once)
     except RecursionError:
         raise ValueError("its lists and objects are nested too deeply") from None
 
 
-def _each_once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+def each_once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """A JSON object of which every name stands once: of two values nobody knows which is meant. Raises ValueError."""
     made: dict[str, Any] = {}
     for key, value in pairs:
         if key in made:

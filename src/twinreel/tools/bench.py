@@ -91,7 +91,11 @@ def _own(made: Mapping[str, argparse.ArgumentParser]) -> None:
     dit.add_argument("--compile", action="store_true", help="--against: also with its blocks compiled")
     vae.add_argument("--only", choices=("decode", "encode"), help="leave the other half out")
     vae.add_argument(
-        "--passes", nargs="+", choices=PASSES, default=["auto"], help="of the decoder, compared bit for bit"
+        "--passes",
+        nargs="+",
+        choices=PASSES,
+        default=["auto"],
+        help="of the decoder, compared bit for bit; the first one is also the encoder's",
     )
     vae.add_argument("--tile-batch", type=int, nargs="+", default=[4], help="tiles a call when decoding")
     vae.add_argument("--encode", nargs="+", choices=VAE_ENCODES, help="default fp32 and tf32, on a CPU fp32")

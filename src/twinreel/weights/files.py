@@ -20,6 +20,7 @@ from reprlib import Repr
 from typing import Any, BinaryIO
 
 from ..errors import CheckpointError
+from ..small_files import each_once
 
 DTYPES = {
     "F32": "float32", "BF16": "bfloat16", "F16": "float16", "F64": "float64", "I64": "int64", "I32": "int32",
@@ -90,7 +91,7 @@ def read_json(path: Path) -> dict[str, Any]:
     """A JSON object from `path`; CheckpointError naming the file when it is absent, unreadable or no object."""
     try:
         with reading(path):
-            data = json.loads(read_text(path), object_pairs_hook=_once)
+            data = json.loads(read_text(path), object_pairs_hook=each_once)
     except ValueError as error:
         raise CheckpointError(f"{path}: cannot be read as JSON ({error}); download the file again") from error
     if not isinstance(data, dict):
@@ -135,16 +136,6 @@ def read_text(path: Path) -> str:
         return io.StringIO(read_bytes(path).decode("utf-8"), newline=None).getvalue()
 
 
-def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """An object of which every name stands once: of two values nobody knows which is meant."""
-    data: dict[str, Any] = {}
-    for name, value in pairs:
-        if name in data:
-            raise ValueError(f"{shown(name)} stands twice in one object")
-        data[name] = value
-    return data
-
-
 def read_header(path: Path) -> dict[str, Entry]:
     """The tensors of one safetensors file. Raises CheckpointError when the file is cut short or damaged."""
     try:
@@ -155,7 +146,7 @@ def read_header(path: Path) -> dict[str, Entry]:
                 raise CheckpointError(
                     f"{path}: truncated or damaged: {actual} bytes, a header of {length} announced; download it again"
                 )
-            header = json.loads(file.read(length).decode("utf-8"), object_pairs_hook=_once)
+            header = json.loads(file.read(length).decode("utf-8"), object_pairs_hook=each_once)
     except ValueError as error:
         raise CheckpointError(f"{path}: its header is no JSON ({error}); download the file again") from error
     if not isinstance(header, dict):
