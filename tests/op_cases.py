@@ -208,7 +208,8 @@ def check_frames(case: tuple[int, int, int, int, tuple[int, int]], dtype: torch.
     width, clips, channels, groups, edges = case
     passes = frames.choose("triton", "tf32", (channels,), torch.device(device))
     assert passes.name == "triton"
-    assert frames.choose("triton", "fp32", (channels,), torch.device(device)) is frames.PLAIN
+    assert frames.choose("triton", "fp32", (channels,), torch.device(device)).padded is passes.padded
+    assert frames.choose("triton", "fp32", (channels, 48), torch.device(device)) is frames.PLAIN
     assert frames.choose("triton", "tf32", (channels, 48), torch.device(device)) is frames.PLAIN
     x = draw(clips, channels, 3, 37, width, seed=1, dtype=torch.float32, device=device)
     x[0, :, 1] = 30 + 1e-2 * x[0, :, 1]

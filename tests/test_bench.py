@@ -86,7 +86,9 @@ def test_vae_compares_passes_and_times_what_is_asked(capsys: pytest.CaptureFixtu
     ]
     assert all(row["equal_to_first"] for row in found["decode"]) and "encode" not in found
     found = result(capsys, "vae", *words, "--only", "encode", "--encode-frames", "5")
-    assert [(row["kind"], row["frames"], row["runs"]) for row in found["encode"]] == [("fp32", 5, 1)]
+    assert [(row["kind"], row["passes"], row["frames"], row["runs"]) for row in found["encode"]] == [
+        ("fp32", "reference", 5, 1)
+    ]
     assert "decode" not in found
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -72,6 +73,16 @@ def test_flags_are_set_and_recorded() -> None:
     assert not torch.backends.cudnn.benchmark and not torch.backends.cuda.matmul.allow_tf32
     assert torch.get_num_threads() == flags["threads"] == 2
     assert flags["convolution_tf32"] is torch.backends.cudnn.allow_tf32 is False
+
+
+@pytest.mark.parametrize("kind", ["fp32", "tf32", "fp16"])
+def test_only_tf32_rounds_the_factors_of_an_encode(kind: str) -> None:
+    """The convolutions in fp32 may be products (`ops.winograd`): neither may run in TF32."""
+    torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = True
+    flags = set_flags("encode", replace(resolve(EngineConfig(device="cpu")), vae_encode=kind))
+    assert torch.backends.cuda.matmul.allow_tf32 is flags["matmul_tf32"] is False
+    assert torch.get_float32_matmul_precision() == "highest"
+    assert torch.backends.cudnn.allow_tf32 is flags["convolution_tf32"] is (kind == "tf32")
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,9 @@ import torch
 
 from tiny import BUILD, tiny_spec, write_tiny
 from twinreel.demo.tiny import ALL_TASKS
-from twinreel.memory.estimate import Setting, estimate, part_weights
+from twinreel.memory.estimate import FP32, WINOGRAD_STRIP, Setting, estimate, part_weights
+from twinreel.models.video_encoder import VideoEncoder
+from twinreel.ops import frames
 from twinreel.plan import make_plan
 from twinreel.request import Request
 from twinreel.spec import Spec
@@ -38,6 +40,19 @@ def test_weights_are_those_of_the_modules(part: str) -> None:
         module = BUILD[part](spec)  # built in bf16
     built = sum(value.numel() * value.element_size() for value in module.state_dict().values())
     assert part_weights(spec, part, replace(CPU, element=2)).kept == built
+
+
+@pytest.mark.parametrize("channels", [(32, 32, 32, 64, 64, 128), (32, 32, 32, 64, 64, 96)], ids=str)
+def test_weights_of_winograd_are_those_of_the_module(channels: tuple[int, ...]) -> None:
+    winograd = pytest.importorskip("twinreel.ops.winograd")
+    assert winograd.BUDGET == WINOGRAD_STRIP
+    spec = replace(tiny_spec(), video=replace(tiny_spec().video, channels=channels))
+    module = VideoEncoder(spec.video, passes=frames.choose("triton", "fp32", channels, torch.device("cpu")))
+    module.freeze()
+    built = sum(value.numel() * FP32 for value in (*module.parameters(), *module.buffers()))
+    plain, made = (part_weights(spec, "video_encoder", replace(CPU, ops=name)) for name in ("reference", "triton"))
+    assert made.kept == built and (built > 2 * plain.kept) is (channels[-1] == 128)
+    assert part_weights(spec, "video_encoder", replace(CPU, ops="triton", encode="tf32")) == plain
 
 
 def test_h3_weights(h3: Spec) -> None:

@@ -16,12 +16,15 @@ import torch
 from torch import Tensor, library
 
 import op_cases as cases
+import winograd_cases
 from op_model import Counting, check_model
 from twinreel.ops import describe, select
 
 triton = pytest.importorskip("triton")
 if torch.cuda.is_available():
     pytest.skip("the interpreter is for machines without a GPU", allow_module_level=True)
+
+from twinreel.ops import winograd  # noqa: E402
 
 OPS = select("triton", "cpu")
 CPU = "cpu"
@@ -59,6 +62,26 @@ def test_passes_of_the_video_decoder(dtype: torch.dtype) -> None:
 @pytest.mark.parametrize("case", cases.FRAMES, ids=str)
 def test_passes_of_the_video_encoder(case: tuple[int, int, int, int, tuple[int, int]], dtype: torch.dtype) -> None:
     cases.check_frames(case, dtype, CPU)
+
+
+@pytest.mark.parametrize("case", winograd_cases.CONVOLUTIONS, ids=str)
+def test_convolutions_of_the_video_encoder(case: tuple[int, ...]) -> None:
+    winograd_cases.check_kernels(case, CPU)
+    winograd_cases.check_convolution(case, CPU)
+
+
+def test_strips_have_the_bits_of_the_whole() -> None:
+    winograd_cases.check_strips(winograd_cases.STRIPS, CPU)
+
+
+@pytest.mark.parametrize("clip", [(1, 32, 32), (4, 32, 48)], ids=str)
+def test_a_whole_video_encoder_in_fp32(clip: tuple[int, int, int], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(winograd, "VALUES", 1 << 14)  # a program takes milliseconds here
+    winograd_cases.check_encoder(winograd_cases.SPEC, clip, CPU)
+
+
+def test_which_convolutions_are_transformed() -> None:
+    winograd_cases.check_what_stays_plain()
 
 
 def test_euler() -> None:
@@ -148,6 +171,8 @@ def test_fakes_and_schemas_hold() -> None:
         (qk_norm_rope.qk_norm_rope, (qkv, weight[:4], weight[:4], None, None), eps),
         (euler.euler, (pair, [p.clone() for p in pair], outs, [0.5, 0.5, 0.5, 0.25, 0.75, 0.25]), {}),
     ]
+    taps = torch.randn(winograd.WHOLE, 16, 8)
+    samples.append((winograd.winograd, (torch.randn(1, 5, 4, 6, 16), taps, torch.randn(8)), {}))
     for op, arguments, options in samples:
         library.opcheck(op, arguments, options, test_utils=("test_schema", "test_faketensor"))
 

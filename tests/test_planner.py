@@ -92,6 +92,7 @@ def test_the_setting_is_what_the_engine_chooses(precision: str, residency: str, 
         "tp": 1,
         "text": 1,
         "fp8": None,
+        "encode": choices.vae_encode,
     }
     assert facts["chosen"] == parts.why
 

@@ -65,7 +65,8 @@ class EngineConfig:
         device: `auto`, `cpu`, `cuda` or `cuda:N`.
         precision: of the DiT and the conditioner: `auto` is bf16 on CUDA and fp32 on CPU. fp32 islands stay fp32. `fp8`
             (bf16, but for products in the DiT's blocks; not exact) has fields: see `precision.Fp8`.
-        vae_encode: `fp32`, or `tf32` or `fp16` (CUDA only, faster, not exact).
+        vae_encode: `fp32` (with `ops="triton"` by Winograd's products: other sums, all of them fp32), or `tf32`
+            or `fp16` (CUDA only, faster, not exact).
         residency: `all` keeps every part loaded; `conditioner` all but the conditioner, which runs layer by layer;
             `stages` drops a stage's parts after it; `layers` also runs DiT and conditioner layer by layer from
             page-locked host memory, `mapped` from the files; `auto` is the first of these that free memory and the

@@ -235,6 +235,7 @@ class Parts:
         setting = Setting(
             choices.device.type, choices.dtype.itemsize, choices.vae_compute.itemsize, choices.tile_batch, "all",
             ops=choices.ops.name, sp=parallel.sp.size, tp=parallel.tp.size, text=parallel.text.size, fp8=choices.fp8,
+            encode=choices.vae_encode,
         )  # fmt: skip
         # every rank has memory of its own, and all must choose alike
         return self.team.first(lambda: choose(self._asked, plan, rows, self.spec, setting, self._free))

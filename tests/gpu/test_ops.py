@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 import op_cases as cases
+import winograd_cases
 from op_model import check_model
 from twinreel.models.video_decoder import VideoDecoder
 from twinreel.ops import select, vit
@@ -62,6 +63,27 @@ def test_passes_of_the_video_decoder(dtype: torch.dtype) -> None:
 @pytest.mark.parametrize("case", cases.FRAMES, ids=str)
 def test_passes_of_the_video_encoder(case: tuple[int, int, int, int, tuple[int, int]], dtype: torch.dtype) -> None:
     cases.check_frames(case, dtype, CUDA)
+
+
+@pytest.mark.parametrize(
+    "case", [*winograd_cases.CONVOLUTIONS, (1, 17, 32, 48, 128, 128), (1, 9, 33, 31, 256, 256)], ids=str
+)
+def test_convolutions_of_the_video_encoder(case: tuple[int, ...]) -> None:
+    winograd_cases.check_convolution(case, CUDA)
+    if max(case[4:]) <= 64:
+        winograd_cases.check_kernels(case, CUDA)
+
+
+def test_strips_have_the_bits_of_the_whole() -> None:
+    winograd_cases.check_strips(winograd_cases.STRIPS, CUDA)
+
+
+@pytest.mark.parametrize(
+    ("spec", "clip"),
+    [(winograd_cases.SPEC, (5, 32, 48)), (VideoVAESpec(), (1, 64, 48)), (VideoVAESpec(), (17, 64, 64))],
+)
+def test_a_whole_video_encoder_in_fp32(spec: VideoVAESpec, clip: tuple[int, int, int]) -> None:
+    winograd_cases.check_encoder(spec, clip, CUDA)
 
 
 @pytest.mark.parametrize("compute", [torch.float16, torch.float32], ids=str)

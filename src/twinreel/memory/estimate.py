@@ -26,6 +26,7 @@ CUDA_OWN = 640 << 20  # what the driver and the libraries keep of a device
 SLOTS = 2  # layers on the device, and of mapped ones in host memory, where a part runs layer by layer
 ENCODER_FRAMES = 64  # frames that the video encoder looks ahead and refers to
 RGB, YUV = 3.0, 1.5  # bytes of a pixel
+WINOGRAD_STRIP = 1 << 30  # `ops.winograd.BUDGET`
 # Linears of the video decoder whose weights take the dtype of their products.
 _COMPUTE = re.compile(r"\.(to_qkv|to_out|w1|w2)\.")
 
@@ -35,7 +36,7 @@ class Setting:
     """How the parts run: `device` cpu or cuda, bytes of an element of DiT and conditioner, and of the video decoder's
     products, tiles a call of that decoder, the residency, `adaln` live or precompute, the table of ops, rows at a time,
     ranks over which rows (`sp`), the DiT's heads (`tp`) and the conditioner's heads (`text`) are dealt out; what of the
-    DiT runs in fp8."""
+    DiT runs in fp8; how the video encoder runs (`vae_encode`)."""
 
     device: str
     element: int
@@ -49,6 +50,11 @@ class Setting:
     tp: int = 1
     text: int = 1
     fp8: Fp8 | None = None
+    encode: str = "fp32"
+
+    def winograd(self, spec: Spec) -> bool:
+        """Whether the video encoder's convolutions are Winograd's: see `ops.frames.choose`."""
+        return self.ops == "triton" and self.encode == "fp32" and not any(c & (c - 1) for c in spec.video.channels)
 
 
 @dataclass(frozen=True)
@@ -85,6 +91,10 @@ def part_weights(spec: Spec, part: str, setting: Setting) -> Weights:
     if name == "dit" and setting.fp8 is not None:
         # the last whole tensor with, in fp32, three copies of the rows that are being quantized
         arriving = total + max(stored) + 3 * FP32 * NARROW_ROWS * max(spec.dit.ffn, spec.dit.inner, spec.dit.hidden)
+    if name == "video_encoder" and setting.winograd(spec):
+        # 64 values stand for 27; while they are made, quarters of the largest weight in fp64
+        total += sum(prod(row.shape) * 37 // 27 * FP32 for row in rows if _becomes_winograd(row))
+        arriving = total + 4 * max(stored)
     share = {"dit": setting.tp, "text_encoder": setting.text}.get(name, 1)
     total, arriving = total // share, arriving // share
     mode, host = MODES[setting.residency], 0
@@ -99,6 +109,12 @@ def part_weights(spec: Spec, part: str, setting: Setting) -> Weights:
 
 def _rows(spec: Spec, module: str) -> list[Stored]:
     return [row for row in stored_tensors(MODULES[module], "original", spec).values() if row.module == module]
+
+
+def _becomes_winograd(row: Stored) -> bool:
+    """Whether `ops.winograd.prepare` takes this weight: 3x3x3 of stride 1, channels a power of two."""
+    cube = row.shape[2:] == (3, 3, 3) and "downsample" not in row.parameter
+    return cube and not row.shape[1] & (row.shape[1] - 1)
 
 
 def _layer_bytes(rows: Sequence[Stored], prefix: str, kept: Callable[[Stored], int]) -> list[int]:
@@ -192,7 +208,7 @@ def encode_work(plan: Plan, tokens: int, spec: Spec, setting: Setting) -> int:
     peaks = [tokens * max(feed * element, attend) + vision_work(plan, spec, setting)]
     for condition in plan.conditions:
         if condition.frames:
-            peaks.append(pixels_work(condition, spec))
+            peaks.append(pixels_work(condition, spec, setting))
         if condition.samples:
             samples = condition.audio_latents * spec.audio.hop
             # residual, its copy and four temporaries of the first, widest level
@@ -217,15 +233,18 @@ def vision_work(plan: Plan, spec: Spec, setting: Setting) -> int:
     return most * rows
 
 
-def pixels_work(condition: Condition, spec: Spec) -> int:
+def pixels_work(condition: Condition, spec: Spec, setting: Setting) -> int:
     """One picture or clip through the video encoder: its pixels, and one tile at the first, widest level."""
     video = spec.video
     frames = min(condition.vae_frames, video.clip)
     area = min(condition.height, video.tile) * min(condition.width, video.tile)
     pixels = condition.vae_frames * condition.height * condition.width * 3 * FP32
     # residual, output, its copy and a norm's; the input padded by two frames, and the convolution's copy of that
-    wide = (4 * frames + 2 * (frames + 2)) * area * video.channels[0]
-    return 2 * pixels + wide * FP32
+    wide = (4 * frames + 2 * (frames + 2)) * area * video.channels[0] * FP32
+    if setting.winograd(spec):  # residual, input, output; the padded input; a strip of products, each of 2x2 pixels
+        strip = (64 * (frames // 2) + 16) * area // 4 * 2 * video.channels[0] * FP32
+        wide = (4 * frames + 2) * area * video.channels[0] * FP32 + min(WINOGRAD_STRIP, strip)
+    return 2 * pixels + wide
 
 
 def denoise_work(rows: Mapping[str, int], spec: Spec, setting: Setting) -> int:

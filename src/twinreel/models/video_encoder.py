@@ -6,6 +6,7 @@ Shapes: `B` batch, `C` channels, `F` frames, `H`, `W` pixels; `T`, `h`, `w` late
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -35,7 +36,7 @@ class CausalConv(nn.Conv3d):
         self.passes, self.edges = passes, edges
 
     def forward(self, x_BCFHW: Tensor, norm: nn.GroupNorm | None = None) -> Tensor:
-        return super().forward(self.passes.padded(x_BCFHW, norm, self.edges))
+        return self.passes.convolve(self.passes.padded(x_BCFHW, norm, self.edges), self)
 
 
 class ResBlock(nn.Module):
@@ -45,6 +46,7 @@ class ResBlock(nn.Module):
 
     def __init__(self, inputs: int, outputs: int, spec: VideoVAESpec, passes: FrameOps) -> None:
         super().__init__()
+        self.passes = passes
         self.norm1 = nn.GroupNorm(spec.norm_groups, inputs, eps=spec.norm_eps)
         self.conv1 = CausalConv(inputs, outputs, passes)
         self.norm2 = nn.GroupNorm(spec.norm_groups, outputs, eps=spec.norm_eps)
@@ -53,7 +55,7 @@ class ResBlock(nn.Module):
 
     def forward(self, x_BCFHW: Tensor) -> Tensor:
         h = self.conv2(self.conv1(x_BCFHW, self.norm1), self.norm2)
-        return h.add_(x_BCFHW if self.nin_shortcut is None else self.nin_shortcut(x_BCFHW))
+        return h.add_(x_BCFHW if self.nin_shortcut is None else self.passes.convolve(x_BCFHW, self.nin_shortcut))
 
 
 class Downsample(nn.Module):
@@ -90,7 +92,8 @@ class CausalCNN(nn.Module):
 
     def __init__(self, spec: VideoVAESpec, passes: FrameOps) -> None:
         super().__init__()
-        self.conv_in = CausalConv(PIXEL_CHANNELS, spec.channels[0], PLAIN)  # three channels are no kernel's
+        narrow = replace(passes, padded=PLAIN.padded)  # three channels are no kernel's
+        self.conv_in = CausalConv(PIXEL_CHANNELS, spec.channels[0], narrow)
         self.down = nn.ModuleList(Level(index, spec, passes) for index in range(len(spec.channels)))
         self.norm_out = nn.GroupNorm(spec.norm_groups, spec.channels[-1], eps=spec.norm_eps)
         self.conv_out = CausalConv(spec.channels[-1], 2 * spec.latent_channels, passes)
@@ -111,7 +114,7 @@ class VideoEncoder(nn.Module):
     """Encoder with its fixed tiling. Clips and tiles are dealt out over `ranks`.
 
     `compute` is the dtype of the CNN: float32 is the definition, float16 is close (its norms still sum in float32).
-    `passes` are what stands between its convolutions.
+    `passes` are its convolutions and what stands between them.
     """
 
     def __init__(
@@ -130,6 +133,9 @@ class VideoEncoder(nn.Module):
         """Cast the CNN's weights to `compute` and lay them out for `passes`, once the stored ones are assigned."""
         cast: Any = self.encoder.to  # its annotations lack the order of memory
         cast(dtype=self.compute, memory_format=self.passes.order)
+        for module in self.encoder.modules():
+            if isinstance(module, nn.Conv3d):
+                self.passes.prepare(module)
 
     @torch.no_grad()
     def encode(self, pixels_BCFHW: Tensor, tile_batch: int = 1) -> tuple[Tensor, Tensor]:

@@ -1,5 +1,6 @@
-"""What stands before each convolution of the video encoder, as a table: plain, or Triton passes over channels-innermost
-frames. Their row sums run in another order, so they are close, and serve the encodes that are close already.
+"""The video encoder's convolutions and what stands before each, as a table: plain, or Triton passes over
+channels-innermost frames, whose sums run in another order. In fp32 the convolutions themselves are Winograd's
+(`winograd`): other products, no further from exact ones than a small multiple of PyTorch's own.
 
 Legend: B clips, F frames, H, W pixels, C channels.
 """
@@ -20,11 +21,16 @@ Edges = tuple[int, int]  # pixels reflected above and left, and below and right
 @dataclass(frozen=True)
 class FrameOps:
     """`padded(x_BCFHW, norm, edges)`: `x`, through SiLU of `norm` (GroupNorm with the statistics of each frame alone) where
-    there is one, behind two frames of zeros, its edges reflected; [B, C, F + 2, H', W'] in the memory order `order`."""
+    there is one, behind two frames of zeros, its edges reflected; [B, C, F + 2, H', W'].
+
+    `convolve(x_BCFHW, conv)`: the convolution of what is padded already. `prepare(conv)` lays its stored weight out for
+    that, once. `order` is the memory order that weights have."""
 
     name: str
     padded: Callable[[Tensor, nn.GroupNorm | None, Edges], Tensor]
     order: torch.memory_format
+    convolve: Callable[[Tensor, nn.Conv3d], Tensor]
+    prepare: Callable[[nn.Conv3d], None]
 
 
 def padded(x_BCFHW: Tensor, norm: nn.GroupNorm | None, edges: Edges) -> Tensor:
@@ -50,14 +56,24 @@ def padded(x_BCFHW: Tensor, norm: nn.GroupNorm | None, edges: Edges) -> Tensor:
     return out
 
 
-PLAIN = FrameOps("reference", padded, torch.contiguous_format)
+def convolve(x_BCFHW: Tensor, conv: nn.Conv3d) -> Tensor:
+    """The plain member: PyTorch's own."""
+    return F.conv3d(x_BCFHW, conv.weight, conv.bias, conv.stride)
+
+
+def prepare(conv: nn.Conv3d) -> None:
+    """The plain member: the stored weight is what `convolve` reads."""
+
+
+PLAIN = FrameOps("reference", padded, torch.contiguous_format, convolve, prepare)
 
 
 def choose(name: str, kind: str, channels: Sequence[int], device: torch.device) -> FrameOps:
-    """The table for an encode of `kind`: plain where `name` or the definition (`fp32`) asks for it, and for widths that
-    no kernel takes."""
-    if name != "triton" or kind == "fp32" or device.type == "meta" or any(c & (c - 1) for c in channels):
+    """The table for an encode of `kind`: plain where `name` asks for it, and for widths that no kernel takes."""
+    if name != "triton" or device.type == "meta" or any(c & (c - 1) for c in channels):
         return PLAIN
-    from twinreel.ops import frame_norm
+    from twinreel.ops import frame_norm, winograd
 
-    return FrameOps("triton", frame_norm.padded, torch.channels_last_3d)
+    if kind == "fp32":
+        return FrameOps("winograd", frame_norm.padded, torch.contiguous_format, winograd.convolve, winograd.prepare)
+    return FrameOps("triton", frame_norm.padded, torch.channels_last_3d, convolve, prepare)

@@ -212,7 +212,8 @@ def _choose(
 def _setting(config: EngineConfig, number: int | None) -> Setting:
     """How `config.resolve` lets parts run on CUDA device `number` (None: the CPU), as far as memory goes."""
     name, fp8 = parse_precision(config.precision)
+    alike: dict[str, Any] = {"fp8": fp8, "encode": config.vae_encode}
     if number is None:
-        return Setting("cpu", 2 if name in ("bf16", "fp8") else 4, 4, 1, "all", fp8=fp8)
+        return Setting("cpu", 2 if name in ("bf16", "fp8") else 4, 4, 1, "all", **alike)
     element, table = 4 if name == "fp32" else 2, "reference" if config.ops == "reference" else "triton"
-    return Setting("cuda", element, 2, 4, "all", ops=table, fp8=fp8)
+    return Setting("cuda", element, 2, 4, "all", ops=table, **alike)

@@ -95,11 +95,13 @@ def _own(made: Mapping[str, argparse.ArgumentParser]) -> None:
         nargs="+",
         choices=PASSES,
         default=["auto"],
-        help="of the decoder, compared bit for bit; the first one is also the encoder's",
+        help="of the decoder, compared bit for bit, and of the encoder",
     )
     vae.add_argument("--tile-batch", type=int, nargs="+", default=[4], help="tiles a call when decoding")
     vae.add_argument("--encode", nargs="+", choices=VAE_ENCODES, help="default fp32 and tf32, on a CPU fp32")
-    vae.add_argument("--encode-frames", type=int, default=22, help="frames to encode; fp32 takes half a second each")
+    vae.add_argument(
+        "--encode-frames", type=int, default=22, help="frames to encode; plain fp32 takes half a second each"
+    )
     vae.add_argument("--fewest", type=int, default=3, help="runs that a figure has at least; 1: long ones run once")
     encoder.add_argument("--tokens", type=int, nargs="+", default=[300, 1500], help="of the prompts")
     encoder.add_argument("--stream", action="store_true", help="also layer by layer from page-locked host memory")

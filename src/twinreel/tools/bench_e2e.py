@@ -22,6 +22,12 @@ from .timing import card
 
 # All steps of the schedule, whose tables a second request finds, and three calls of the model.
 WARM = "reuse:start_ratio=0,end_ratio=1,refresh_interval=1000,max_consecutive_reuse=1000"
+ENDS_IN = {True: "an MP4, read back", False: "frames and sound in host memory: PyAV is not installed"}
+
+
+def writes() -> bool:
+    """Whether a measured request can end in a file here."""
+    return find_spec("av") is not None
 
 
 def bench_e2e(spec: Spec, sizes: Sizes, config: EngineConfig, policies: Sequence[str], steps: int) -> dict[str, Any]:
@@ -34,15 +40,14 @@ def bench_e2e(spec: Spec, sizes: Sizes, config: EngineConfig, policies: Sequence
         check_request(request, spec)
     device = resolve(config, spec.dit.head_dim).device
     result: dict[str, Any] = {"text": sizes.text, "steps": steps, "card_before": card(device)}
-    writes = find_spec("av") is not None
-    result["ends_in"] = "an MP4, read back" if writes else "frames and sound in host memory: PyAV is not installed"
+    result["ends_in"] = ENDS_IN[writes()]
     print(f"ends in {result['ends_in']}")
     rows: list[dict[str, Any]] = []
     with (
         tempfile.TemporaryDirectory(prefix="twinreel-bench-") as folder,
         closing(Engine(config, weights=RandomWeights(spec, device))) as engine,
     ):
-        target = Path(folder, "a.mp4") if writes else None
+        target = Path(folder, "a.mp4") if writes() else None
         begin = time.perf_counter()
         run(engine, request_of(sizes, steps=steps, policy=WARM), target)
         result["cold_seconds"] = time.perf_counter() - begin

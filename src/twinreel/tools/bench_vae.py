@@ -24,8 +24,8 @@ KINDS = {"fp32": torch.float32, "tf32": torch.float32, "fp16": torch.float16}
 
 @dataclass(frozen=True)
 class Asked:
-    """What is timed: halves `decode` and `encode`; tables of passes and tile batches of a decode; kinds (`KINDS`) and
-    frames of an encode. A figure takes about `seconds`, and at least `fewest` runs."""
+    """What is timed: halves `decode` and `encode`; tables of passes; tile batches of a decode; kinds (`KINDS`) and frames
+    of an encode. A figure takes about `seconds`, and at least `fewest` runs."""
 
     halves: Sequence[str]
     passes: Sequence[str]
@@ -39,7 +39,7 @@ class Asked:
 @torch.inference_mode()
 def bench_vae(spec: Spec, sizes: Sizes, device: torch.device, asked: Asked) -> dict[str, Any]:
     """Seconds and peak memory of a decode for each tile batch and table of passes (fp16 products on CUDA) and of an encode
-    of each kind; the bits of one table beside those of another. Plain values."""
+    of each kind and table; of one table beside another the bits, or how far apart they are. Plain values."""
     plan, _ = plan_of(sizes, spec)
     result: dict[str, Any] = {"canvas": [plan.width, plan.height], "frames": plan.frames, "card_before": card(device)}
     if "decode" in asked.halves:
@@ -86,9 +86,11 @@ def _decode(decoder: VideoDecoder, latents: Tensor, tile_batch: int) -> None:
 def _encodes(spec: Spec, pixels: Tensor, asked: Asked) -> list[dict[str, Any]]:
     device, frames, found = pixels.device, pixels.shape[2], list[dict[str, Any]]()
     clip, kept, first = pixels[:, :, : spec.video.clip], torch.backends.cudnn.allow_tf32, list[Tensor]()
-    for kind in asked.kinds:
+    channels = spec.video.channels
+    tables = [(kind, frame_ops.choose(name, kind, channels, device)) for kind in asked.kinds for name in asked.passes]
+    for kind, between in dict.fromkeys(tables):
+        row: dict[str, Any] = {"kind": kind, "passes": between.name}
         with torch.device("meta"):
-            between = frame_ops.choose(asked.passes[0], kind, spec.video.channels, device)
             encoder = VideoEncoder(spec.video, compute=KINDS[kind], passes=between)
         fill(encoder, device)
         torch.backends.cudnn.allow_tf32 = kind == "tf32"
@@ -97,15 +99,18 @@ def _encodes(spec: Spec, pixels: Tensor, asked: Asked) -> list[dict[str, Any]]:
         except RuntimeError as error:
             if KINDS[kind] != torch.float16:
                 raise
-            found.append({"kind": kind, "refused": str(error)})  # drawn weights may leave its range
+            found.append(row | {"refused": str(error)})  # drawn weights may leave its range
             continue
         distance = float((first[-1] - first[0]).norm() / first[0].norm())
         with device_memory(device) as memory:
             spent = measure(
                 partial(encoder.encode, pixels), device, asked.seconds, fewest=asked.fewest, warm_up=lambda: None
             )
-        found.append({"kind": kind, "frames": frames, **spent, **memory, "distance_to_first": distance})
-        print(f"encode {frames} frames, {kind}: {spent['seconds']:.3f} s, distance to {asked.kinds[0]} {distance:.1e}")
+        found.append({**row, "frames": frames, **spent, **memory, "distance_to_first": distance})
+        print(
+            f"encode {frames} frames, {kind}, passes {between.name}: {spent['seconds']:.3f} s, "
+            f"distance to the first {distance:.1e}"
+        )
         del encoder
     torch.backends.cudnn.allow_tf32 = kept
     return found

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import hashlib
+import itertools
 import statistics
+import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from datetime import timedelta
 from functools import partial
@@ -23,6 +25,7 @@ from ..models.video_decoder import VideoDecoder
 from ..models.video_encoder import VideoEncoder
 from ..noise import Rows
 from ..ops import frames, vit
+from ..output.write import write_media
 from ..parallel import Parallel
 from ..parallel.mesh import Mesh, join_mesh
 from ..parallel.ulysses import PLAIN, Relayout, Ulysses
@@ -32,7 +35,7 @@ from ..schedule import make_sigmas, step_timesteps
 from ..topology import OVERLAPPED_CHUNKS, open_board
 from ..watch import Stages, ignore
 from .bench_dit import STEP, Sizes, distance, plan_of, request_of
-from .bench_e2e import WARM
+from .bench_e2e import ENDS_IN, WARM, writes
 from .bench_scaling import BALANCED, Case, Settings
 from .random_weights import RandomWeights, fill, shape_spec
 from .scaling_record import read_base, write_base
@@ -238,7 +241,8 @@ class Bench:
         return max(parallel.control.tell_all(seconds)), hashlib.sha256(drawn).hexdigest()
 
     def _whole(self, parallel: Parallel, policy: str) -> dict[str, Any]:
-        """A T2VA request from token ids to frames and sound in host memory; a short one before it makes it warm."""
+        """A T2VA request from token ids to an MP4 that was read back, or to frames and sound in host memory where PyAV is
+        not installed; a short one before it makes it warm."""
         self.kept.pop("dit", None)
         steps = self.settings.calls + 1
         if "parts" not in self.kept:
@@ -251,7 +255,7 @@ class Bench:
         stages = ", ".join(f"{name} {record['seconds']:.2f}" for name, record in ranks[0]["stages"].items())
         peak = max(rank["peak_gib"] for rank in ranks)
         line = f"{seconds:.2f} s a request ({stages}), peak {peak:.2f} GiB"
-        return {"line": line, "seconds": seconds, "policy": policy, "ranks": ranks}
+        return {"line": line, "seconds": seconds, "policy": policy, "ends_in": ENDS_IN[writes()], "ranks": ranks}
 
     def _request(self, parts: Parts, steps: int, policy: str) -> dict[str, Any]:
         parts.parallel.control.tell_all(None)
@@ -262,11 +266,21 @@ class Bench:
             assert not any(parts.parallel.every.vote(ballot).tolist()), f"step {step}: values that are not finite"
 
         latents = sample(request_of(self.sizes, steps=steps, policy=policy), parts, stages, vote)
-        clips = list(decode(latents, parts, stages))
-        assert sum(len(clip) for clip in clips[1:]) == latents.plan.frames
+        waveform, *clips = self._ended(decode(latents, parts, stages), stages)
         facts = {"seconds": time.perf_counter() - begin, "stages": stages.records}
+        assert sum(len(clip) for clip in clips) == latents.plan.frames
         facts["calls"] = latents.facts["policy"]["calls"]
-        return facts | {"sha256": hashlib.sha256(b"".join(clip.tobytes() for clip in clips)).hexdigest()}
+        return facts | {"sha256": hashlib.sha256(b"".join(x.tobytes() for x in (waveform, *clips))).hexdigest()}
+
+    def _ended(self, media: Iterator[Any], stages: Stages) -> list[Any]:
+        """What `media` gives, once the first rank has made a file of it, as a request would end."""
+        made = [next(media)]
+        if writes() and self.rank == 0:
+            pictures, taken = itertools.tee(media)
+            with tempfile.TemporaryDirectory(prefix="twinreel-bench-") as folder:
+                write_media(Path(folder, "a.mp4"), pictures, made[0], stage=stages.stage)
+            media = taken
+        return [*made, *media]
 
     def _head_bytes(self) -> int:
         return self.spec.dit.head_dim * self.choices.dtype.itemsize
