@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import itertools
 import statistics
 import tempfile
 import time
@@ -16,6 +15,7 @@ from typing import Any
 
 import torch
 
+from ..beside import beside
 from ..config import EngineConfig, resolve, set_flags
 from ..decoding import decode
 from ..launch import PATIENCE, quiet
@@ -276,10 +276,15 @@ class Bench:
         """What `media` gives, once the first rank has made a file of it, as a request would end."""
         made = [next(media)]
         if writes() and self.rank == 0:
-            pictures, taken = itertools.tee(media)
+
+            def kept() -> Iterator[Any]:
+                for clip in media:
+                    made.append(clip)
+                    yield clip
+
             with tempfile.TemporaryDirectory(prefix="twinreel-bench-") as folder:
-                write_media(Path(folder, "a.mp4"), pictures, made[0], stage=stages.stage)
-            media = taken
+                write = partial(write_media, Path(folder, "a.mp4"), waveform=made[0], stage=stages.stage)
+                beside(write, kept())
         return [*made, *media]
 
     def _head_bytes(self) -> int:
