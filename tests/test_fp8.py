@@ -5,6 +5,7 @@ The kernels are in `test_fp8_triton.py`, what only a device can show in `gpu/tes
 
 from __future__ import annotations
 
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,13 +15,14 @@ import torch
 
 import fp8_cases as fp8
 from fp8_cases import dit_of, engine, same_weights
-from twinreel import Request
+from twinreel import Engine, EngineConfig, Request
 from twinreel.errors import ConfigError
 from twinreel.memory.estimate import Setting, part_weights
 from twinreel.models.dit import DiT
 from twinreel.models.quantized import QuantizedColumn, QuantizedRow, Stepwise, each_step
 from twinreel.ops import quantized, select
 from twinreel.parallel import Axis
+from twinreel.planner import plan_request
 from twinreel.precision import Fp8, check_weights, parse_precision
 from twinreel.spec import DiTSpec, Spec
 from twinreel.weights.stream import narrow
@@ -254,3 +256,17 @@ def test_memory_is_planned_for() -> None:
     assert kept["bf16"] - kept[ALL] == pytest.approx(linears, rel=2e-3)
     assert kept["fp8"] - kept[ALL] == pytest.approx(linears * 4 / 50, rel=2e-3)
     assert kept["fp8:blocks=0,steps=1"] - kept["bf16"] == pytest.approx(linears, rel=2e-3), "both sets of weights"
+
+
+@pytest.mark.parametrize(
+    ("precision", "told"),
+    [("fp8:blocks=0,steps=2", True), ("fp8:blocks=0,steps=1", False), ("fp8:blocks=0", False), ("bf16", False)],
+)
+def test_a_request_without_a_call_in_fp8_is_warned_of(tiny_original: Path, precision: str, told: bool) -> None:
+    request, config = Request("a", steps=5, duration=0.9), EngineConfig(model=str(tiny_original), precision=precision)
+    words = "steps=2 leaves none of this request's 4 calls in fp8"
+    planned = plan_request(request, config)["warnings"]
+    assert any(words in warning for warning in planned) is told
+    with closing(Engine(replace(config, device="cpu"))) as engine:
+        report = engine.generate(request).report
+    assert any(words in warning for warning in report["plan"]["warnings"]) is told

@@ -27,7 +27,7 @@ from .models.quantized import Stepwise, each_step
 from .noise import ConditionLatents, Rows, initial_rows, sample_posterior
 from .output.latents import Latents
 from .parts import Parts
-from .plan import Plan, describe_plan, make_plan
+from .plan import Plan, describe_plan, make_plan, warn_of_fp8
 from .policies import Setting, make_policy
 from .policy import StepPolicy
 from .policy_options import parse_policy
@@ -110,7 +110,7 @@ def settle(
     check_request(request, spec, allow_remote=parts.choices.allow_remote)
     with fetched(request) as local:
         sources = read_sources(local, spec, tell)
-    plan = make_plan(request, spec, sources)
+    plan = warn_of_fp8(make_plan(request, spec, sources), parts.choices.fp8)
     if planned is not None:
         planned(plan)
     inputs = prepare(plan, sources)

@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from . import limits
 from .errors import RequestError
 from .limits import aligned_frames, check_ratio, max_frames, tail_frames
+from .precision import Fp8
 from .request import Request, check_request, parse_aspect
 from .sources import Clip, Picture, Sound, notes_of
 from .spec import AUDIO_CHANNELS, AUDIO_LATENTS_PER_SECOND, FPS, SAMPLE_RATE, Spec, VideoVAESpec
@@ -110,6 +111,14 @@ def resampled_length(samples: int, rate: int) -> int:
     """Samples after resampling to 32 kHz: ceil of the gcd-reduced ratio (SPEC 4.5)."""
     common = math.gcd(rate, SAMPLE_RATE)
     return -(-samples * (SAMPLE_RATE // common) // (rate // common))
+
+
+def warn_of_fp8(plan: Plan, fp8: Fp8 | None) -> Plan:
+    """`plan`, with a warning where fp8's first and last steps in bf16 are all that the request has."""
+    if fp8 is None or 2 * fp8.steps < plan.calls:
+        return plan
+    told = f"precision: fp8: steps={fp8.steps} leaves none of this request's {plan.calls} calls in fp8: all run in bf16"
+    return replace(plan, warnings=(*plan.warnings, told))
 
 
 def make_plan(request: Request, spec: Spec, sources: Sequence[Picture | Clip | Sound] = ()) -> Plan:

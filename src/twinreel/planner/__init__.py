@@ -16,7 +16,7 @@ from ..media.read import read_source
 from ..media.remote import fetched
 from ..memory.choose import NEAR, Asked, choose, free_memory, refusals
 from ..memory.estimate import Setting, estimate
-from ..plan import Plan, describe_plan, make_plan
+from ..plan import Plan, describe_plan, make_plan, warn_of_fp8
 from ..policy_options import format_policy, parse_policy
 from ..precision import parse_precision
 from ..presentation import count_tokens
@@ -47,6 +47,7 @@ class Door:
         """
         check_request(request, self.spec, allow_remote=self.config.allow_remote)
         plan = make_plan(request, self.spec, look(request, self.spec) if sources is None else sources)
+        plan = warn_of_fp8(plan, parse_precision(self.config.precision)[1])
         tokens = count_tokens(plan, self.tokenizer, self.spec)
         profile = profile_of(parse_policy(request.policy))
         if profile is not None:
