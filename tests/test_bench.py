@@ -199,6 +199,7 @@ def test_scaling_measures_what_is_missing(tmp_path: Path, capsys: pytest.Capture
         (["dit", "--precision", "fp32", "fp8", *TINY], 3),
         (["dit", "--compile", *TINY], 3),
         (["dit", "--layers", "0", *TINY], 3),
+        (["dit", "--layers", "1001", *TINY], 3),
         (["vae", "--encode", "tf32", *TINY], 3),
         (["dit", *TINY, "--seconds", "nan"], 3),
         (["ops", *TINY, "--seconds", "inf"], 3),

@@ -34,6 +34,7 @@ TEXTS = {
     "e2e": "whole requests through an engine",
     "memory": "a call under caps of device memory",
 }
+MOST_LAYERS = 1000  # each is a module, which takes time and host memory before anything is measured
 PASSES = ("auto", "triton", "reference")
 POSITIVE = (
     "seconds", "frames", "text", "rows", "layers", "fewest", "encode_frames", "tile_batch", "tokens", "caps", "cap",
@@ -145,6 +146,8 @@ def run(flags: argparse.Namespace) -> dict[str, Any]:
     from .random_weights import shape_spec
 
     check_positive(vars(flags), POSITIVE)
+    if (layers := getattr(flags, "layers", None) or 0) > MOST_LAYERS:
+        raise ConfigError(f"--layers: got {layers}; give 1 to {MOST_LAYERS}")
     # flags of a stage that convolves in fp32; what a bench runs on, it chooses itself
     choices = resolve(EngineConfig(device=flags.device, ops="reference", attention="sdpa"))
     set_flags("denoise", choices)
