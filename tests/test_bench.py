@@ -89,6 +89,7 @@ def test_vae_compares_passes_and_times_what_is_asked(capsys: pytest.CaptureFixtu
     assert [(row["kind"], row["passes"], row["frames"], row["runs"]) for row in found["encode"]] == [
         ("fp32", "reference", 5, 1)
     ]
+    assert all(row["repeats"] is True for row in found["encode"])
     assert "decode" not in found
 
 

@@ -10,27 +10,19 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 
+from short_requests import ALL
 from tiny import tiny_spec, write_tiny
-from twinreel import Clip, Engine, EngineConfig, Keyframe, OutputOptions, Picture, Reference, Request, Sound
+from twinreel import Engine, EngineConfig, OutputOptions, Request
 
 pytestmark = [
     pytest.mark.gpu,
     pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
 ]
 
-RNG = np.random.default_rng(3)
-PICTURE = Picture(RNG.integers(0, 256, (70, 100, 3), dtype=np.uint8))
-SOUND = Sound((0.1 * RNG.standard_normal((2, 16_000))).astype(np.float32), 32_000)
-CLIP = Clip(RNG.integers(0, 256, (24, 64, 64, 3), dtype=np.uint8), 24.0, SOUND)
-REQUESTS = (
-    Request("A cat plays piano.", steps=6, duration=0.9),
-    Request("The sea.", keyframes=(Keyframe(PICTURE), Keyframe(PICTURE, -1)), steps=4, duration=0.9),
-    Request("<Picture 1>.", references=(Reference("image", PICTURE), Reference("video", CLIP)), steps=4, duration=0.9),
-)
+REQUESTS = tuple(ALL.values())
 MODES: dict[str, dict[str, Any]] = {
     "auto": {},
     "reference": {"ops": "reference"},

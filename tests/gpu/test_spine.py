@@ -1,4 +1,4 @@
-"""The spine on one CUDA device: every task, same bits twice, residency, precision. Skips where there is no device."""
+"""The spine on one CUDA device: every task, memory, precision. Skips where there is no device."""
 
 from __future__ import annotations
 
@@ -9,23 +9,13 @@ import numpy as np
 import pytest
 import torch
 
-from twinreel import Clip, Engine, EngineConfig, Keyframe, Picture, Reference, Request, Sound
+from short_requests import ALL
+from twinreel import Engine, EngineConfig
 
 pytestmark = [
     pytest.mark.gpu,
     pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
 ]
-
-RNG = np.random.default_rng(2)
-PICTURE = Picture(RNG.integers(0, 256, (70, 100, 3), dtype=np.uint8))
-SOUND = Sound((0.1 * RNG.standard_normal((2, 16_000))).astype(np.float32), 32_000)
-CLIP = Clip(RNG.integers(0, 256, (24, 64, 64, 3), dtype=np.uint8), 24.0, SOUND)
-SHORT = {"steps": 4, "duration": 0.9}
-ALL = {
-    "t2va": Request("A cat plays piano.", **SHORT),
-    "fl2va": Request("The sea.", keyframes=(Keyframe(PICTURE), Keyframe(PICTURE, -1)), **SHORT),
-    "ref2va": Request("<Picture 1>.", references=(Reference("image", PICTURE), Reference("video", CLIP)), **SHORT),
-}
 
 
 def make(path: Path, **config: object) -> Engine:
@@ -40,13 +30,6 @@ def test_auto_choices(tiny_original: Path) -> None:
     facts = make(tiny_original).describe()
     assert facts["dtypes"]["dit"] == "bfloat16" and facts["dtypes"]["video_vae_decode"] == "float16"
     assert facts["residency"] == "all"
-
-
-def test_same_bits_twice_and_in_both_residencies(tiny_original: Path) -> None:
-    engine = make(tiny_original)
-    first = hashes(engine)
-    assert hashes(engine) == first
-    assert hashes(make(tiny_original, residency="stages")) == first
 
 
 def test_memory_returns_to_idle(tiny_original: Path) -> None:

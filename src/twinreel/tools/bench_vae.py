@@ -101,12 +101,13 @@ def _encodes(spec: Spec, pixels: Tensor, asked: Asked) -> list[dict[str, Any]]:
                 raise
             found.append(row | {"refused": str(error)})  # drawn weights may leave its range
             continue
+        repeats = torch.equal(encoder.encode(clip)[0], first[-1])
         distance = float((first[-1] - first[0]).norm() / first[0].norm())
         with device_memory(device) as memory:
             spent = measure(
                 partial(encoder.encode, pixels), device, asked.seconds, fewest=asked.fewest, warm_up=lambda: None
             )
-        found.append({**row, "frames": frames, **spent, **memory, "distance_to_first": distance})
+        found.append({**row, "frames": frames, **spent, **memory, "repeats": repeats, "distance_to_first": distance})
         print(
             f"encode {frames} frames, {kind}, passes {between.name}: {spent['seconds']:.3f} s, "
             f"distance to the first {distance:.1e}"
