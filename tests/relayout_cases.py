@@ -80,7 +80,7 @@ def check_contract(
     all_rows = whole(table, device, dtype, ranks)
     parts, used = all_rows.parts(), all_rows.used
     mine, at = all_rows.part(axis.rank)
-    returned = []
+    returned, staying = [], []
     if board is not None:
         board.reserve([len(mine) * ranks * 3 * HEADS * DIM * dtype.itemsize] * 4)
 
@@ -88,18 +88,22 @@ def check_contract(
         return (axis.exchange(x) if board is None else board.exchange(x, slot)).wait()
 
     for slot, (start, stop) in enumerate(spans):
-        chunk = mine.unflatten(1, (HEADS, -1))[:, start:stop].flatten(1)
-        arrived = exchanged(relayout.pack(chunk, all_rows.norms, at, ranks), slot)
-        share = (stop - start) // ranks
+        chunk, share, own = mine.unflatten(1, (HEADS, -1))[:, start:stop].flatten(1), (stop - start) // ranks, None
+        if board is not None:  # which carries every part but our own
+            place = board.place(slot, (ranks, ROWS, 3, share, DIM), dtype)
+            own = axis.rank, place[axis.rank].fill_(float("nan"))
+        arrived = exchanged(relayout.pack(chunk, all_rows.norms, at, ranks, own), slot)
         heads = slice(start + axis.rank * share, start + (axis.rank + 1) * share)
         assert torch.equal(arrived.flatten(0, 1), parts[:, :, heads])
         for wrong in ((1, 0, 2), (0, 2, 1), (2, 1, 0)):
             assert not torch.equal(arrived.flatten(0, 1), parts[:, wrong, heads])
         out = mixed(*arrived.flatten(0, 1)[:used].unbind(1))
         tail = out.new_full((ranks * ROWS - used, *out.shape[1:]), float("nan"))  # nobody may read it
-        returned.append(exchanged(torch.cat((out, tail)).unflatten(0, (ranks, ROWS)), 2 + slot))
+        back = torch.cat((out, tail)).unflatten(0, (ranks, ROWS))
+        returned.append(exchanged(back, 2 + slot))
+        staying.append((axis.rank, back[axis.rank]))
     valid = max(0, min(ROWS, used - axis.rank * ROWS))
-    merged = relayout.merge(returned, valid)
+    merged = relayout.merge(returned, valid, staying if board is not None else ())
     wanted = mixed(*parts[:used].unbind(1))[axis.rank * ROWS :][:ROWS]
     assert merged.shape == (ROWS, HEADS, DIM) and len(wanted) == valid
     assert torch.equal(merged[:valid], wanted) and not merged[valid:].any()

@@ -53,6 +53,15 @@ def test_the_kernels_are_the_definition_over_the_same_ops(ranks: int, dtype: tor
     chunks = [chunk.contiguous() for chunk in chunks]
     for valid in (0, 2, ROWS):
         assert torch.equal(kernels.merge(chunks, valid), PLAIN.merge(chunks, valid))
+    kept = [torch.full_like(send[0], float("nan")) for _ in range(2)]  # the last rank's part, apart from the others
+    pairs = zip((kernels, PLAIN), kept, strict=True)
+    apart = [each.pack(qkv, all_rows.norms, at, ranks, (ranks - 1, place)) for each, place in pairs]
+    assert torch.equal(kept[0], send[-1]) and torch.equal(kept[1], send[-1])
+    assert all(torch.equal(others[:-1], send[:-1]) for others in apart)
+    holed = [torch.cat((chunk[:-1], torch.full_like(chunk[-1:], float("nan")))) for chunk in chunks]
+    staying = [(ranks - 1, chunk[-1]) for chunk in chunks]
+    for each in (kernels, PLAIN):
+        assert torch.equal(each.merge(holed, 2, staying), PLAIN.merge(chunks, 2))
     narrow = qkv.unflatten(1, (HEADS, -1))[:, :8].flatten(1)  # half of the heads
     assert torch.equal(kernels.pack(narrow, all_rows.norms, at, ranks), PLAIN.pack(narrow, all_rows.norms, at, ranks))
 

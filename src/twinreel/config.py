@@ -22,6 +22,7 @@ ADALNS = ("auto", "live", "precompute")
 DEVICE = re.compile(r"auto|cpu|cuda(?::(\d{1,4}))?")
 MOST = 1024  # threads, ranks
 ROW_UNIT = 8192  # rows that `row_chunk` counts in
+MOST_ROWS = 1 << 20  # no request of the released limits has as many
 COMPONENTS = ("transformer", "transformer_ref", "text_encoder", "tokenizer", "processor", "video_vae", "audio_vae")
 
 
@@ -70,10 +71,12 @@ class EngineConfig:
         residency: `all` keeps every part loaded; `conditioner` all but the conditioner, which runs layer by layer;
             `stages` drops a stage's parts after it; `layers` also runs DiT and conditioner layer by layer from
             page-locked host memory, `mapped` from the files; `auto` is the first of these that free memory and the
-            request's estimate allow. Same bits in all of them.
-        host_memory: GiB of host memory that may be used; None is what is free.
-        row_chunk: packed rows that go through the row-wise parts of a block at a time, a multiple of 8,192, or 0 for all
-            at once; None is 0 unless only chunks fit. On a GPU another value may change bits.
+            request's estimate allow, on a CPU without `host_memory` always `all`. Same bits in all of them.
+        host_memory: GiB of host memory that each process may use, on a CPU all its memory; a request that is predicted
+            to need more is refused. None is what is free, and on a CPU no bound.
+        row_chunk: packed rows that go through the row-wise parts of a block at a time, a multiple of 8,192 up to
+            1,048,576, or 0 for all at once, as a request of no more rows than that goes anyway; None is 0 unless only
+            chunks fit. On a GPU another value may change bits.
         ops: name of the ops table: `reference` (plain PyTorch), `triton`, or `auto`: `triton` where it can run.
         attention: `fa3`, `fa4`, `cudnn`, `flash`, `sdpa`, `math`, or `auto`: the fastest that works on this device.
         adaln: `live` keeps the projections that turn timesteps into modulation (two fifths of the DiT) loaded;
@@ -194,9 +197,10 @@ def _check_types(config: EngineConfig) -> None:
 def _check_memory(config: EngineConfig) -> None:
     room, chunk = config.host_memory, config.row_chunk
     if room is not None and (isinstance(room, bool) or not isinstance(room, int | float) or not 0 < room <= 1 << 20):
-        raise ConfigError(f"host_memory: got {room!r}; use GiB above 0, or leave it out")
-    if chunk is not None and (type(chunk) is not int or chunk < 0 or chunk % ROW_UNIT):
-        raise ConfigError(f"row_chunk: got {chunk!r}; use a multiple of {ROW_UNIT:,} rows, 0 for all at once")
+        raise ConfigError(f"host_memory: got {room!r:.80}; use GiB above 0, at most {1 << 20:,}, or leave it out")
+    if chunk is not None and (type(chunk) is not int or not 0 <= chunk <= MOST_ROWS or chunk % ROW_UNIT):
+        allowed = f"use a multiple of {ROW_UNIT:,} rows up to {MOST_ROWS:,}, 0 for all at once"
+        raise ConfigError(f"row_chunk: got {chunk!r:.80}; {allowed}")
 
 
 def check_one_device(config: EngineConfig, ranks: int) -> None:
@@ -254,7 +258,7 @@ def resolve(config: EngineConfig, head_dim: int = 128) -> Choices:
         device=device,
         dtype=dtype,
         vae_compute=torch.float16 if cuda else torch.float32,
-        tile_batch=4 if cuda else 1,
+        tile_batch=7 if cuda else 1,
         vae_encode=config.vae_encode,
         ops=table,
         adaln=config.adaln,

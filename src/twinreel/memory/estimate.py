@@ -168,12 +168,13 @@ def estimate(
     made: dict[str, dict[str, int]] = {}
     # `before`: weights that stay from earlier stages and requests
     mode, before = MODES[setting.residency], sum(weigh(part).kept for part in there)
+    hosted = 0  # layers of earlier stages
     for stage, parts in stage_parts(plan).items():
         weights = [weigh(part) for part in parts if part not in there]
         kept = before + sum(part.kept for part in weights)
         peak = max(kept + work[stage], before + _loading(weights))
         largest = max((part.largest for part in weights), default=0)
-        host = PROCESS[setting.device] + media_bytes(plan) + sum(part.host for part in weights)
+        host = PROCESS[setting.device] + media_bytes(plan) + hosted + sum(part.host for part in weights)
         if stage == "decode":  # page-locked memory comes in powers of two
             leaving = leaving_bytes(plan, spec, setting)
             host += encoder_bytes(plan) + (2 << (leaving - 1).bit_length() if leaving else 0)
@@ -183,6 +184,7 @@ def estimate(
         else:
             made[stage] = {"weights": kept, "work": work[stage], "device": peak + CUDA_OWN, "host": host + largest}
         before += sum(weigh(part).kept for part in parts if mode.keeps(part) and part not in there)
+        hosted += sum(part.host for part in weights) if mode.keep else 0  # where parts take turns, these make room
     return made
 
 
@@ -289,7 +291,9 @@ def decode_work(plan: Plan, spec: Spec, setting: Setting) -> int:
     tiled = plan.height > height or plan.width > width
     # two rows of tiles, which overlap by about a third
     tiles = 2 * window * height * plan.width * 3 * FP32 * 4 // 3 if tiled else 0
-    tiles += setting.tile_batch * window * height * width * 3 * FP32 * 2
+    ranks = setting.sp * setting.tp
+    held = 2 if ranks == 1 else 2 * ranks + 1  # over several ranks two rounds of calls, one of them on its way
+    tiles += setting.tile_batch * window * height * width * 3 * FP32 * held
     canvas = (window + 5) * frame if tiled else 5 * frame
     clip = (window + 3 * video.clip + 10) * frame
     sound_level = max(

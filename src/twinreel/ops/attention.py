@@ -54,6 +54,16 @@ def math(q_SHd: Tensor, k_SHd: Tensor, v_SHd: Tensor, used: int) -> Tensor:
         return sdpa(q_SHd, k_SHd, v_SHd, used)
 
 
+def _all_queries(
+    kernel: Callable[[Tensor, Tensor, Tensor], Tensor], q: Tensor, k: Tensor, v: Tensor, used: int
+) -> Tensor:
+    """For kernels whose rows do not hang on how many queries there are: padding attends too and is cleared where it lies,
+    which saves writing all rows once more behind it."""
+    out_SHd = kernel(q, k[:used], v[:used])
+    out_SHd[used:].zero_()
+    return out_SHd
+
+
 @library.custom_op("twinreel::fa3", mutates_args=())
 def _fa3(q_SHd: Tensor, k_SHd: Tensor, v_SHd: Tensor) -> Tensor:
     # Its own fake imports a module that the wheel lacks; ours stands in front of it.
@@ -71,7 +81,7 @@ def _(q_SHd: Tensor, k_SHd: Tensor, v_SHd: Tensor) -> Tensor:
 
 def fa3(q_SHd: Tensor, k_SHd: Tensor, v_SHd: Tensor, used: int) -> Tensor:
     """FlashAttention 3 from the wheel `fa3_fwd` (the extra `hopper`)."""
-    return _padded(_fa3(q_SHd[:used], k_SHd[:used], v_SHd[:used]), q_SHd.shape[0])
+    return _all_queries(_fa3, q_SHd, k_SHd, v_SHd, used)
 
 
 @library.custom_op("twinreel::fa4", mutates_args=())
@@ -89,7 +99,7 @@ def _(q_SHd: Tensor, k_SHd: Tensor, v_SHd: Tensor) -> Tensor:
 
 def fa4(q_SHd: Tensor, k_SHd: Tensor, v_SHd: Tensor, used: int) -> Tensor:
     """FlashAttention 4 from the package `flash-attn-4`, for Blackwell. Nobody of this project has run it."""
-    return _padded(_fa4(q_SHd[:used], k_SHd[:used], v_SHd[:used]), q_SHd.shape[0])
+    return _all_queries(_fa4, q_SHd, k_SHd, v_SHd, used)
 
 
 @dataclass(frozen=True)

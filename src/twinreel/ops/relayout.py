@@ -2,7 +2,8 @@
 """Heads in the order of an exchange between ranks, in one kernel a way.
 
 There: RMS norm and rotation of q and k, and q, k, v packed by destination, so that what arrives is what attention reads.
-Back: the heads of all ranks in their place, rows of padding cleared.
+Back: the heads of all ranks in their place, rows of padding cleared. Either way the part of this very rank, which nobody
+sends, may be written or read where it stays.
 
 Legend: R ranks, S rows, H heads, h heads of one destination (H / R), d head dim.
 """
@@ -20,6 +21,8 @@ from twinreel.ops.qk_norm_rope import HEADS, _norm_rope, warps_for
 from twinreel.ops.rounding import EXACT
 
 MAX_HEADS = 64  # of a destination: one program merges a row of them
+NOBODY = -1
+Kept = tuple[int, Tensor]  # a rank, and its part
 
 
 class Norms(Protocol):
@@ -42,45 +45,55 @@ class Turned(Protocol):
 
 @triton.jit
 def _pack_kernel(
-    qkv_SH3d, packed_RS3hd, q_weight_d, k_weight_d, cos_SR, sin_SR,
+    qkv_SH3d, packed_RS3hd, kept_S3hd, own, q_weight_d, k_weight_d, cos_SR, sin_SR,
     row_stride, head_stride, part_stride, cos_stride, sin_stride, q_eps, k_eps, rows, num_heads,
     DIM: tl.constexpr, R: tl.constexpr, HALF: tl.constexpr, REST: tl.constexpr, HEADS: tl.constexpr,
     DIMS: tl.constexpr,
 ):  # fmt: skip
-    row, rank = tl.program_id(0).to(tl.int64), tl.program_id(1).to(tl.int64)
-    heads, dims = tl.program_id(2) * HEADS + tl.arange(0, HEADS), tl.arange(0, DIMS)
+    blocks = tl.cdiv(num_heads, HEADS)  # of heads: those of one row are made one after the other
+    row, rank = (tl.program_id(0) // blocks).to(tl.int64), tl.program_id(1).to(tl.int64)
+    heads, dims = tl.program_id(0) % blocks * HEADS + tl.arange(0, HEADS), tl.arange(0, DIMS)
     there, width = heads < num_heads, num_heads * DIM
     source = qkv_SH3d + row * row_stride + rank * num_heads * head_stride
     target = packed_RS3hd + (rank * rows + row) * 3 * width
+    if rank == own:
+        target = kept_S3hd + row * 3 * width
     cos_R, sin_R = cos_SR + row * cos_stride, sin_SR + row * sin_stride
+    mask = there[:, None] & (dims < DIM)[None, :]
+    v = tl.load(
+        source + 2 * part_stride + heads[:, None] * head_stride + dims[None, :], mask=mask
+    )  # on its way meanwhile
     _norm_rope(source, target, q_weight_d, cos_R, sin_R, heads, there, head_stride, q_eps, DIM, R, HALF, REST)
     _norm_rope(
         source + part_stride, target + width, k_weight_d, cos_R, sin_R, heads, there, head_stride, k_eps,
         DIM, R, HALF, REST,
     )  # fmt: skip
-    mask = there[:, None] & (dims < DIM)[None, :]
-    v = tl.load(source + 2 * part_stride + heads[:, None] * head_stride + dims[None, :], mask=mask)
     tl.store(target + 2 * width + heads[:, None] * DIM + dims[None, :], v, mask=mask)
 
 
 @triton.jit
-def _merge_kernel(chunk_RShd, out_SHd, rows, valid, width, out_stride, first, WIDTH: tl.constexpr):
+def _merge_kernel(chunk_RShd, kept_Shd, own, out_SHd, rows, valid, width, out_stride, first, WIDTH: tl.constexpr):
     row, rank = tl.program_id(0).to(tl.int64), tl.program_id(1).to(tl.int64)
     values = tl.arange(0, WIDTH)
     inside = values < width
+    source = chunk_RShd + (rank * rows + row) * width
+    if rank == own:
+        source = kept_Shd + row * width
     # padding rows are not read: nobody has written them with anything that counts
-    x = tl.load(chunk_RShd + (rank * rows + row) * width + values, mask=inside & (row < valid), other=0.0)
+    x = tl.load(source + values, mask=inside & (row < valid), other=0.0)
     tl.store(out_SHd + row * out_stride + first + rank * width + values, x, mask=inside)
 
 
-@library.custom_op("twinreel::pack_heads", mutates_args=())
+@library.custom_op("twinreel::pack_heads", mutates_args=("kept_S3hd",))
 def _pack(
     qkv_SH3d: Tensor,
     q_weight_d: Tensor,
     k_weight_d: Tensor,
     cos_SR: Tensor | None,
     sin_SR: Tensor | None,
+    kept_S3hd: Tensor | None,
     *,
+    own: int,
     q_eps: float,
     k_eps: float,
     ranks: int,
@@ -92,10 +105,12 @@ def _pack(
     if cos_SR is not None and sin_SR is not None:
         assert cos_SR.stride(1) == sin_SR.stride(1) == 1 and 2 * cos_SR.shape[1] <= dim
         angles, cos, sin = cos_SR.shape[1], cos_SR, sin_SR
+    kept = packed_RS3hd if kept_S3hd is None else kept_S3hd
+    assert kept_S3hd is None or (kept.is_contiguous() and kept.shape == packed_RS3hd.shape[1:]), kept.shape
     if rows:
         with torch.cuda.device_of(qkv_SH3d):
-            _pack_kernel[(rows, ranks, triton.cdiv(num_heads, HEADS))](
-                qkv_SH3d, packed_RS3hd, q_weight_d, k_weight_d, cos, sin,
+            _pack_kernel[(rows * triton.cdiv(num_heads, HEADS), ranks)](
+                qkv_SH3d, packed_RS3hd, kept, own, q_weight_d, k_weight_d, cos, sin,
                 qkv_SH3d.stride(0), qkv_SH3d.stride(1), qkv_SH3d.stride(2),
                 cos.stride(0) if angles else 0, sin.stride(0) if angles else 0, q_eps, k_eps, rows, num_heads,
                 DIM=dim, R=angles, HALF=triton.next_power_of_2(max(angles, 1)),
@@ -112,7 +127,9 @@ def _(
     k_weight_d: Tensor,
     cos_SR: Tensor | None,
     sin_SR: Tensor | None,
+    kept_S3hd: Tensor | None,
     *,
+    own: int,
     q_eps: float,
     k_eps: float,
     ranks: int,
@@ -122,17 +139,17 @@ def _(
 
 
 @library.custom_op("twinreel::merge_heads", mutates_args=())
-def _merge(chunks: Sequence[Tensor], valid: int) -> Tensor:
+def _merge(chunks: Sequence[Tensor], kept: Sequence[Tensor], own: int, valid: int) -> Tensor:
     ranks, rows, _, dim = chunks[0].shape
     num_heads = sum(ranks * chunk.shape[2] for chunk in chunks)
     out_SHd = torch.empty(rows, num_heads, dim, dtype=chunks[0].dtype, device=chunks[0].device)
     first = 0
-    for chunk in chunks:
-        assert chunk.is_contiguous(), f"a chunk must be contiguous, got strides {chunk.stride()}"
+    for chunk, part in zip(chunks, kept or chunks, strict=True):
+        assert chunk.is_contiguous() and part.is_contiguous(), (chunk.stride(), part.stride())
         width = chunk.shape[2] * dim
         with torch.cuda.device_of(chunk):
             _merge_kernel[(rows, ranks)](
-                chunk, out_SHd, rows, valid, width, num_heads * dim, first, WIDTH=triton.next_power_of_2(width),
+                chunk, part, own, out_SHd, rows, valid, width, num_heads * dim, first, WIDTH=triton.next_power_of_2(width),
                 num_warps=warps_for(width),
             )  # fmt: skip
         first += ranks * width
@@ -140,24 +157,32 @@ def _merge(chunks: Sequence[Tensor], valid: int) -> Tensor:
 
 
 @_merge.register_fake
-def _(chunks: Sequence[Tensor], valid: int) -> Tensor:
+def _(chunks: Sequence[Tensor], kept: Sequence[Tensor], own: int, valid: int) -> Tensor:
     ranks, rows, _, dim = chunks[0].shape
     return chunks[0].new_empty(rows, sum(ranks * chunk.shape[2] for chunk in chunks), dim)
 
 
-def pack(qkv: Tensor, norms: Norms, at: Turned, ranks: int) -> Tensor:
-    """qkv [S, H*3*d] -> [R, S, 3, h, d]: q and k normalised and rotated, v as it is (SPEC 2.4), by destination."""
+def pack(qkv: Tensor, norms: Norms, at: Turned, ranks: int, kept: Kept | None = None) -> Tensor:
+    """qkv [S, H*3*d] -> [R, S, 3, h, d]: q and k normalised and rotated, v as it is (SPEC 2.4), by destination.
+
+    `kept`: a rank, and where its part goes instead, [S, 3, h, d]; what is returned has nothing there.
+    """
     qkv_SH3d = qkv.unflatten(-1, (-1, 3, norms.head_dim))
     cos, sin = (None, None) if at.rope is None else at.rope
+    own, part = kept or (NOBODY, None)
     return _pack(
-        qkv_SH3d, norms.q_norm.weight, norms.k_norm.weight, cos, sin, q_eps=norms.q_norm.eps, k_eps=norms.k_norm.eps,
-        ranks=ranks,
+        qkv_SH3d, norms.q_norm.weight, norms.k_norm.weight, cos, sin, part, own=own, q_eps=norms.q_norm.eps,
+        k_eps=norms.k_norm.eps, ranks=ranks,
     )  # fmt: skip
 
 
-def merge(chunks: Sequence[Tensor], valid: int) -> Tensor:
-    """Chunks [R, S, h, d] in head order -> [S, H, d]; rows from `valid` on are zero."""
-    return _merge(list(chunks), valid)
+def merge(chunks: Sequence[Tensor], valid: int, kept: Sequence[Kept] = ()) -> Tensor:
+    """Chunks [R, S, h, d] in head order -> [S, H, d]; rows from `valid` on are zero.
+
+    `kept`: for each chunk a rank, the same in all, and its part [S, h, d], which is then not read in the chunk.
+    """
+    own = kept[0][0] if kept else NOBODY
+    return _merge(list(chunks), [part for _, part in kept], own, valid)
 
 
 def refusal(device: torch.device, dtype: torch.dtype, head_dim: int, heads: int) -> str | None:

@@ -58,11 +58,20 @@ class Axis:
         if self.size == 1:
             return x
         import torch
+
+        parts = self.gather(x.contiguous()).wait()
+        return parts.flatten(0, 1) if dim == 0 else torch.cat(parts.unbind(), dim)
+
+    def gather(self, x: Tensor) -> Exchange:
+        """Start to give every rank all ranks' tensors (equal shapes, contiguous); `wait` gives them, [ranks, ...]."""
+        if self.size == 1:
+            return Exchange(self, "all_gather", x, x.unsqueeze(0), None)
         import torch.distributed as dist
 
-        parts = [torch.empty_like(x, memory_format=torch.contiguous_format) for _ in range(self.size)]
-        self.measured("all_gather", x, lambda: dist.all_gather(parts, x.contiguous(), group=self.group))
-        return torch.cat(parts, dim)
+        arrived = x.new_empty(self.size, *x.shape)
+        single = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor  # PyTorch 2.13 renamed it
+        work = single(arrived, x.unsqueeze(0), group=self.group, async_op=True)
+        return Exchange(self, "all_gather", x, arrived, work)
 
     def join(self, x: Tensor, sizes: Sequence[int]) -> Tensor:
         """The ranks' tensors, `sizes[r]` rows of rank r, joined along dim 0 in rank order."""
@@ -80,13 +89,14 @@ class Axis:
     def exchange(self, x: Tensor) -> Exchange:
         """Start to send part r of dim 0 (one for each rank, contiguous) to rank r; `wait` gives what the others sent."""
         if self.size == 1:
-            return Exchange(self, x, x, None)
+            return Exchange(self, "all_to_all", x, x, None)
         import torch
         import torch.distributed as dist
 
         assert x.shape[0] == self.size and x.is_contiguous(), (tuple(x.shape), x.stride())
         arrived = torch.empty_like(x)
-        return Exchange(self, x, arrived, dist.all_to_all_single(arrived, x, group=self.group, async_op=True))
+        work = dist.all_to_all_single(arrived, x, group=self.group, async_op=True)
+        return Exchange(self, "all_to_all", x[1:], arrived, work)  # our own part moves nowhere
 
     def vote(self, ballot: Tensor) -> Tensor:
         """The largest value that any rank cast, element by element; in place like `all_reduce`.
@@ -120,26 +130,28 @@ class Axis:
         dist.broadcast_object_list(box, group=self.group, group_src=0)
         return box[0]
 
-    def measured(self, kind: str, x: Tensor, collective: Callable[[], Any]) -> None:
-        """Run a collective that moves `x`, or the wait for one, and have the meter take note of it."""
+    def measured(self, kind: str, x: Tensor, collective: Callable[[], Any], since: Any = None) -> None:
+        """Run a collective that moves `x`, or the wait for one, and have the meter take note of it; `since`: see there."""
         if self.meter is None:
             collective()
             return
-        with self.meter.waiting(f"{self.name}.{kind}", x.numel() * x.element_size(), x.device):
+        with self.meter.waiting(f"{self.name}.{kind}", x.numel() * x.element_size(), x.device, since):
             collective()
 
 
 @dataclass(frozen=True)
 class Exchange:
-    """An exchange on its way. What was sent must stay as it is until `wait` has returned."""
+    """A collective of `kind` on its way; `sent` counts as what it moves, and stays as it is until `wait` has returned."""
 
     axis: Axis
+    kind: str
     sent: Tensor
     arrived: Tensor
     work: Any
 
-    def wait(self) -> Tensor:
-        """What arrived, part r from rank r; on a GPU only the current stream waits."""
+    def wait(self, since: Any = None) -> Tensor:
+        """What arrived, part r from rank r; on a GPU only the current stream waits, which costs time from the event `since`
+        on, if there is one."""
         if self.work is not None:
-            self.axis.measured("all_to_all", self.sent, self.work.wait)
+            self.axis.measured(self.kind, self.sent, self.work.wait, since)
         return self.arrived

@@ -8,6 +8,7 @@ after they have read theirs, and it sends its own only after every rank's rows o
 
 from __future__ import annotations
 
+import math
 import tempfile
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -19,6 +20,7 @@ import torch
 from torch import Tensor
 
 from twinreel.parallel.axis import Axis
+from twinreel.parallel.lanes import Lanes
 from twinreel.parallel.team import Team
 
 ALIGNMENT = 256  # bytes
@@ -120,6 +122,7 @@ class Board:
         self._memory: Memory | None = None
         self._room: tuple[int, ...] = ()
         self._side = torch.cuda.Stream(device, priority=-1) if device.type == "cuda" else None
+        self.lanes = Lanes(device)
 
     @property
     def size(self) -> int:
@@ -143,14 +146,16 @@ class Board:
             memory.meet()
         self._memory, self._room = memory, tuple(room)
 
+    def place(self, slot: int, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
+        """Where parts of `shape` [ranks, ...] arrive in `slot`. This rank's own part is not carried: whoever reads
+        `Pushed.wait` there must have written it here, on the stream that reads."""
+        return self._places(slot, shape, dtype)[self.axis.rank]
+
     def exchange(self, x: Tensor, slot: int) -> Pushed:
-        """Start to send part r of dim 0 (one for each rank, contiguous) to rank r, into its `slot`."""
-        axis, memory = self.axis, self._memory
-        size = x.numel() * x.element_size()
-        assert memory is not None and slot < len(self._room) and size <= self._room[slot], (slot, size, self._room)
+        """Start to send part r of dim 0 (one for each rank, contiguous) to every other rank r, into its `slot`."""
+        axis = self.axis
         assert x.shape[0] == axis.size and x.is_contiguous() and x.device == self.device, (tuple(x.shape), x.stride())
-        first = sum(self._room[:slot])
-        places = [view[first : first + size].view(x.dtype).view(x.shape) for view in memory.views]
+        places = self._places(slot, x.shape, x.dtype)
         if self._side is None:
             self._push(x, places, slot)
             return Pushed(self, x, places[axis.rank], slot, None)
@@ -172,8 +177,10 @@ class Board:
         self.reserve([x.numel() * x.element_size()] * 2)
         problem = None
         for turn in range(2):
-            sent = [self.exchange(x + 7 * axis.rank + turn, slot) for slot in range(2)]
-            for pushed in sent:
+            mine = x + 7 * axis.rank + turn
+            sent = [self.exchange(mine, slot) for slot in range(2)]
+            for slot, pushed in enumerate(sent):
+                self.place(slot, x.shape, x.dtype)[axis.rank] = mine[axis.rank]
                 wanted = torch.stack([x[axis.rank] + 7 * rank + turn for rank in range(axis.size)])
                 if not torch.equal(pushed.wait(), wanted):
                     problem = "what arrived is not what was sent"
@@ -182,14 +189,19 @@ class Board:
             self._team.control.tell_all(None)
         return next((said for said in self._team.control.tell_all(problem) if said), None)
 
+    def _places(self, slot: int, shape: Sequence[int], dtype: torch.dtype) -> list[Tensor]:
+        memory, size = self._memory, math.prod(shape) * dtype.itemsize
+        assert memory is not None and slot < len(self._room) and size <= self._room[slot], (slot, size, self._room)
+        first = sum(self._room[:slot])
+        return [view[first : first + size].view(dtype).view(tuple(shape)) for view in memory.views]
+
     def _push(self, x: Tensor, places: Sequence[Tensor], slot: int) -> None:
         axis, memory = self.axis, self._memory
         assert memory is not None
-        for step in range(1, axis.size + 1):  # each rank begins with another one, and ends with itself
+        for step in range(1, axis.size):  # each rank begins with another one
             rank = (axis.rank + step) % axis.size
             places[rank][axis.rank].copy_(x[rank])
-            if rank != axis.rank:
-                memory.signal(rank, slot)
+            memory.signal(rank, slot)
 
     def _settle(self) -> None:
         if self._side is not None:
@@ -200,7 +212,7 @@ class Board:
         assert memory is not None
         for step in range(1, self.axis.size):
             memory.wait((self.axis.rank - step) % self.axis.size, slot)
-        if end is not None:  # our own part is there, and what was sent may be let go
+        if end is not None:  # what was sent may be let go
             torch.cuda.current_stream(self.device).wait_event(end)
 
 
@@ -214,11 +226,11 @@ class Pushed:
     slot: int
     end: Any
 
-    def wait(self) -> Tensor:
-        """What arrived, part r from rank r, where it stays until the slot's next exchange; on a GPU only the current
-        stream waits."""
+    def wait(self, since: Any = None) -> Tensor:
+        """What arrived, part r from every other rank r, where it stays until the slot's next exchange; on a GPU only the
+        current stream waits, which costs time from the event `since` on, if there is one."""
         board = self.board
-        board.axis.measured("all_to_all", self.sent, lambda: board._arrive(self.slot, self.end))
+        board.axis.measured("all_to_all", self.sent[1:], lambda: board._arrive(self.slot, self.end), since)
         return self.arrived
 
 

@@ -38,8 +38,9 @@ class Meter:
         self._start = time.monotonic()
 
     @contextmanager
-    def waiting(self, kind: str, size: int, device: Any) -> Iterator[None]:
-        """Measure a collective, or the wait for one, that moves `size` bytes of this rank."""
+    def waiting(self, kind: str, size: int, device: Any, since: Any = None) -> Iterator[None]:
+        """Measure a collective, or the wait for one, that moves `size` bytes of this rank; on a GPU from the event `since`
+        on, where something else ran until then."""
         cost = self._costs.setdefault(kind, Cost())
         cost.calls, cost.bytes = cost.calls + 1, cost.bytes + size
         if device.type == "cuda":
@@ -49,7 +50,7 @@ class Meter:
             start.record()
             yield
             end.record()
-            self._waits.append((cost, start, end))
+            self._waits.append((cost, since or start, end))
         else:
             begin = time.monotonic()
             yield
@@ -67,7 +68,7 @@ class Meter:
         """
         for cost, start, end in self._waits:
             end.synchronize()
-            cost.exposed += start.elapsed_time(end) / 1e3
+            cost.exposed += max(0.0, start.elapsed_time(end)) / 1e3
         for cost, start, end in self._carried:
             end.synchronize()
             cost.carried += start.elapsed_time(end) / 1e3

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from twinreel.parallel.axis import Axis
+from twinreel.parallel.axis import Axis, Exchange
 
 MOST_DIMS = 8
 
@@ -157,26 +157,30 @@ def deal(make: Callable[[int], Tensor], sizes: Sequence[int], axis: Axis, device
     """`make(job)` for every job in order, each made by one rank of `axis` and given to all.
 
     Job j is rank j mod ranks'. Results are alike but for dim 0, which is `sizes[job]` long; over several ranks they are
-    float32 on `device`. A rank is at most one job ahead of what is asked for.
+    float32 on `device`, and travel while each rank makes its next one: it is at most two jobs ahead of what is asked for.
     """
+    if axis.size == 1:
+        yield from map(make, range(len(sizes)))
+        return
     shape: list[int] = []
-    for first in range(0, len(sizes), axis.size):
-        job = first + axis.rank
-        made = make(job) if job < len(sizes) else None
-        if axis.size == 1 and made is not None:
-            yield made
-            continue
-        assert made is None or made.dtype == torch.float32, made
-        shape = list(made.shape[1:]) if made is not None else shape
-        if not first and len(sizes) < axis.size:  # some ranks have nothing to tell its shape by
-            shape = _told(shape, axis, device)
-        padded = torch.zeros(max(sizes), *shape, device=device)
-        if made is not None:
-            padded[: len(made)] = made
-        results = axis.all_gather(padded).unflatten(0, (axis.size, -1))
-        del made, padded
-        for rank, size in enumerate(sizes[first : first + axis.size]):
-            yield results[rank, :size]
+    arriving: Exchange | None = None
+    for first in range(0, len(sizes) + axis.size, axis.size):
+        before, arriving = arriving, None
+        if first < len(sizes):
+            job = first + axis.rank
+            made = make(job) if job < len(sizes) else None
+            assert made is None or made.dtype == torch.float32, made
+            shape = list(made.shape[1:]) if made is not None else shape
+            if not first and len(sizes) < axis.size:  # some ranks have nothing to tell its shape by
+                shape = _told(shape, axis, device)
+            padded = torch.zeros(max(sizes), *shape, device=device)
+            if made is not None:
+                padded[: len(made)] = made
+            arriving = axis.gather(padded)
+            del made, padded
+        if before is not None:
+            sent = sizes[first - axis.size : first]
+            yield from (part[:size] for part, size in zip(before.wait(), sent, strict=False))
 
 
 def _told(shape: Sequence[int], axis: Axis, device: torch.device) -> list[int]:

@@ -2,7 +2,8 @@
 
 Each rank makes qkv of its own rows for all heads, sends every other rank the heads that are its, attends over all rows
 with its own heads, and sends the rows back. Heads may go in chunks: while one is on its way the next one's product or
-attention runs. Attention is the same call per head as on one rank, so its bits do not depend on how many there are.
+attention runs. What a board does not carry, this rank's own part, is written where it is read. Attention is the same
+call per head as on one rank, so its bits do not depend on how many there are.
 
 Legend: R ranks, S rows on this rank, H heads before the exchange, h heads of a chunk after it (H / chunks / R), d head
 dim.
@@ -19,40 +20,48 @@ from torch import Tensor
 from twinreel.parallel.attend import AttentionFn, Linear, QKNorm, Rows
 from twinreel.parallel.axis import Axis, Exchange
 from twinreel.parallel.board import Board, Pushed
+from twinreel.parallel.lanes import Lanes
+
+Kept = tuple[int, Tensor]  # a rank, and its part of an exchange, which is read where it is
 
 
 @dataclass(frozen=True)
 class Relayout:
     """How heads are put in order for an exchange and back.
 
-    pack: (qkv [S, H*3*d], the norms, the rows, R) -> [R, S, 3, h, d]: normalised, rotated, by destination.
-    merge: (the chunks [R, S, h, d] in head order, valid rows) -> [S, H, d], later rows zero.
+    pack: (qkv [S, H*3*d], the norms, the rows, R, kept) -> [R, S, 3, h, d]: normalised, rotated, by destination; the
+    part of the rank that `kept` names goes where it says, [S, 3, h, d], and nowhere else.
+    merge: (the chunks [R, S, h, d] in head order, valid rows, kept) -> [S, H, d], later rows zero; `kept` has for each
+    chunk one rank's part, [S, h, d], which is read there and nowhere else; none where chunks are whole.
     """
 
     name: str
-    pack: Callable[[Tensor, QKNorm, Rows, int], Tensor]
-    merge: Callable[[Sequence[Tensor], int], Tensor]
+    pack: Callable[[Tensor, QKNorm, Rows, int, Kept | None], Tensor]
+    merge: Callable[[Sequence[Tensor], int, Sequence[Kept]], Tensor]
 
 
-def pack(qkv: Tensor, qk_norm: QKNorm, at: Rows, ranks: int) -> Tensor:
+def pack(qkv: Tensor, qk_norm: QKNorm, at: Rows, ranks: int, kept: Kept | None = None) -> Tensor:
     """The definition of `Relayout.pack`. Rows lie as attention reads them: q, k, v are strided views of what arrives."""
     parts = qk_norm(qkv, at)
     rows, heads, dim = parts[0].shape
     packed = qkv.new_empty(ranks, rows, 3, heads // ranks, dim)
     for i, part_SHd in enumerate(parts):
-        packed[:, :, i].copy_(part_SHd.unflatten(1, (ranks, -1)).transpose(0, 1))
+        for rank, heads in enumerate(part_SHd.unflatten(1, (ranks, -1)).unbind(1)):
+            target = kept[1] if kept and kept[0] == rank else packed[rank]
+            target[:, i].copy_(heads)
     return packed
 
 
-def merge(chunks: Sequence[Tensor], valid: int) -> Tensor:
+def merge(chunks: Sequence[Tensor], valid: int, kept: Sequence[Kept] = ()) -> Tensor:
     """The definition of `Relayout.merge`."""
     ranks, rows, _, dim = chunks[0].shape
     out = chunks[0].new_empty(rows, sum(ranks * chunk.shape[2] for chunk in chunks), dim)
     first = 0
-    for chunk in chunks:
-        last = first + ranks * chunk.shape[2]
-        out[:, first:last].unflatten(1, (ranks, -1)).copy_(chunk.transpose(0, 1))
-        first = last
+    for i, chunk in enumerate(chunks):
+        for rank, part in enumerate(chunk):
+            source = kept[i][1] if kept and kept[i][0] == rank else part
+            out[:, first : first + source.shape[1]].copy_(source)
+            first += source.shape[1]
     out[valid:].zero_()
     return out
 
@@ -100,24 +109,36 @@ class Ulysses:
         if chunks < 1:
             raise ValueError(f"heads go in at least one chunk, got {chunks}")
         self.attention, self.sp, self.relayout, self.chunks, self.board = attention, sp, relayout, chunks, board
+        self.lanes = Lanes(torch.device("cpu")) if board is None else board.lanes
 
     def __call__(self, x_SD: Tensor, qkv_linear: Linear, qk_norm: QKNorm, at: Rows) -> Tensor:
         """x_SD -> [S, H*d] in x's dtype; rows after `at.used` (of all ranks) are zero."""
         if torch.is_grad_enabled():
             raise ValueError("sequence parallelism is for inference: call it under torch.inference_mode()")
-        ranks, rows = self.sp.size, x_SD.shape[0]
+        ranks, rows, dim = self.sp.size, x_SD.shape[0], qk_norm.head_dim
         arriving = []
-        for slot, (start, stop) in enumerate(self._spans(qkv_linear.out_features, 3 * qk_norm.head_dim)):
+        for slot, (start, stop) in enumerate(self._spans(qkv_linear.out_features, 3 * dim)):
             whole = stop - start == qkv_linear.out_features
             qkv = qkv_linear(x_SD) if whole else qkv_linear.columns(x_SD, start, stop)
-            arriving.append(self._exchange(self.relayout.pack(qkv, qk_norm, at, ranks), slot))
-        returning = []
-        for slot, exchange in enumerate(arriving, self.chunks):
-            q_Shd, k_Shd, v_Shd = exchange.wait().flatten(0, 1).unbind(1)
-            out_Shd = self.attention(q_Shd, k_Shd, v_Shd, at.used)
-            returning.append(self._exchange(out_Shd.contiguous().unflatten(0, (ranks, rows)), slot))
-        valid = max(0, min(rows, at.used - self.sp.rank * rows))
-        return self.relayout.merge([exchange.wait() for exchange in returning], valid).flatten(1)
+            own = self._own(slot, (ranks, rows, 3, (stop - start) // (3 * dim * ranks), dim), qkv.dtype)
+            arriving.append(self._exchange(self.relayout.pack(qkv, qk_norm, at, ranks, own), slot))
+        made, returning = [], []
+        with self.lanes.fork():
+            for number, exchange in enumerate(arriving):
+                with self.lanes.piece(number) as since:
+                    q_Shd, k_Shd, v_Shd = exchange.wait(since).flatten(0, 1).unbind(1)
+                    out_Shd = self.attention(q_Shd, k_Shd, v_Shd, at.used).contiguous()
+                    made.append(out_Shd.unflatten(0, (ranks, rows)))
+                    returning.append(self._exchange(made[-1], self.chunks + number))
+        rank, chunks = self.sp.rank, [exchange.wait() for exchange in returning]
+        staying = () if self.board is None else [(rank, out_RShd[rank]) for out_RShd in made]
+        return self.relayout.merge(chunks, max(0, min(rows, at.used - rank * rows)), staying).flatten(1)
+
+    def _own(self, slot: int, shape: Sequence[int], dtype: torch.dtype) -> Kept | None:
+        """Where this rank's own part of what arrives in `slot` is read, so that packing writes it there; None where the
+        exchange carries it."""
+        rank = self.sp.rank
+        return None if self.board is None else (rank, self.board.place(slot, shape, dtype)[rank])
 
     def _exchange(self, x: Tensor, slot: int) -> Exchange | Pushed:
         return self.sp.exchange(x) if self.board is None else self.board.exchange(x, slot)
