@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
 import subprocess
 import sys
 from dataclasses import replace
@@ -12,15 +14,13 @@ import pytest
 import torch
 
 from twinreel import cli
-from twinreel.errors import ConfigError
 from twinreel.ops import vit
 from twinreel.spec import Spec
-from twinreel.tools import bench_e2e, bench_scaling, paper
+from twinreel.tools import bench, bench_e2e, paper
 from twinreel.tools.bench import main
 from twinreel.tools.bench_dit import Sizes, call_work
 from twinreel.tools.bench_vae import Asked, bench_vae
 from twinreel.tools.random_weights import shape_spec
-from twinreel.tools.scaling_record import Record
 from twinreel.tools.timing import measure
 
 TINY = ["--shape", "tiny", "--device", "cpu", "--seconds", "0.001"]
@@ -78,8 +78,8 @@ def test_dit_against_diffusers_is_equal(capsys: pytest.CaptureFixture[str], prec
 
 
 def test_vae_compares_passes_and_times_what_is_asked(capsys: pytest.CaptureFixture[str]) -> None:
-    words = ("--frames", "22", "--fewest", "1", "--passes", "auto", "reference")
-    found = result(capsys, "vae", *words, "--only", "decode", "--tile-batch", "1", "2")
+    words = ("--fewest", "1", "--passes", "auto", "reference")
+    found = result(capsys, "vae", *words, "--frames", "22", "--only", "decode", "--tile-batch", "1", "2")
     assert [(row["passes"], row["tile_batch"], row["runs"]) for row in found["decode"]] == [
         ("reference", 1, 1),
         ("reference", 2, 1),
@@ -124,7 +124,13 @@ def test_e2e(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
     assert ("an MP4" if av else "host memory") in found["ends_in"]
     assert {"read", "encode", "denoise", "decode"} <= exact["stages"].keys() and ("mux" in exact["stages"]) is av
     assert (exact["policy"], exact["calls"], exact["frames"]) == ("every-step", 3, 22)
+    assert sum(stage["seconds"] for stage in exact["stages"].values()) < exact["seconds"], "one after the other"
     assert reused["policy"] == "reuse:threshold=1" and not exact.get("faults")
+
+
+def test_a_request_of_one_call_is_told_as_one() -> None:
+    row = {"policy": "every-step", "seconds": 1.0, "canvas": [64, 64], "frames": 22, "calls": 1, "stages": {}}
+    assert "22 frames, 1 call:" in bench_e2e.told(row | {"times_exact": 1.0})
 
 
 def test_memory_compares_layers_with_resident(capsys: pytest.CaptureFixture[str]) -> None:
@@ -153,54 +159,19 @@ def test_the_paper_model_is_the_table_of_the_page() -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "names"),
-    [
-        ("sp1", ["sp1"]),
-        ("sp2", ["sp2:plain", "sp2:packed", "sp2:overlapped"]),
-        ("sp2:overlap", ["sp2:overlapped"]),
-        ("sp2tp2:plain", ["sp2tp2:plain"]),
-        ("tp4", ["tp4"]),
-        ("sp4:vae", ["sp4:vae"]),
-        ("sp2:whole-balanced", ["sp2:overlapped:whole-balanced"]),
-    ],
-)
-def test_cases_of_scaling(text: str, names: list[str]) -> None:
-    cases = bench_scaling.parse_case(text)
-    assert [case.name for case in cases] == names
-    assert all(bench_scaling.parse_case(case.name) == [case] for case in cases)
-
-
-def test_scaling_measures_what_is_missing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    out = tmp_path / "scaling.json"
-    words = ["scaling", str(out), "--shape", "wide", "--device", "cpu", "--frames", "22", "--text", "5"]
-    words += ["--seconds", "0.01", "--calls", "2", "--only", "sp1,sp2:plain,sp2:overlap,sp2:whole"]
-    assert main(words) == 0
-    cases = json.loads(out.read_text())["cases"]
-    calls = [cases[name] for name in ("sp1", "sp2:plain", "sp2:overlapped")]
-    assert len({case["sha256"] for case in calls}) == 1
-    assert calls[1]["distance_to_one"] == {"video": 0.0, "audio": 0.0}
-    assert calls[1]["ranks"][1]["exposed_seconds"] > 0
-    assert {"encode", "denoise", "decode"} <= cases["sp2:overlapped:whole"]["ranks"][0]["stages"].keys()
-    capsys.readouterr()
-    assert main([*words, "--seconds", "9", "--gpus", "2", "--budget", "5"]) == 0  # everything is there
-    assert capsys.readouterr().out.startswith("{")
-    before, base = out.read_bytes(), tmp_path / "scaling.one.safetensors"
-    for other, told in (("--text 6 --calls 3", "text 5, calls 2"), ("--shape tiny --only sp1", "shape wide")):
-        assert main([*words, *other.split()]) == 3 and told in capsys.readouterr().err
-    base.write_bytes(b"mine")
-    assert main(words) == 3 and str(base) in capsys.readouterr().err
-    assert out.read_bytes() == before and base.read_bytes() == b"mine"
-
-
-@pytest.mark.parametrize(
     ("words", "code"),
     [
         (["dit", "--attention", "fa3", *TINY], 3),
         (["dit", "--precision", "fp8:blocks=9", *TINY], 3),
         (["dit", "--precision", "fp32", "fp8", *TINY], 3),
-        (["dit", "--compile", *TINY], 3),
+        (["dit", "--compile", *TINY], 2),
+        (["dit", "--size", "64x99999", *TINY], 2),
+        (["e2e", "--text", "9999", *TINY[:4]], 2),
+        (["ops", "--rows", "9" * 30, *TINY], 3),
+        (["vae", "--encode-frames", "1000000000", "--only", "encode", "--device", "cpu"], 3),  # 12 PB
         (["dit", "--layers", "0", *TINY], 3),
         (["dit", "--layers", "1001", *TINY], 3),
+        (["vae", "--fewest", "1001", *TINY], 3),
         (["vae", "--encode", "tf32", *TINY], 3),
         (["dit", *TINY, "--seconds", "nan"], 3),
         (["ops", *TINY, "--seconds", "inf"], 3),
@@ -226,95 +197,85 @@ def test_what_cannot_run_here_is_said(words: list[str], code: int, capsys: pytes
         assert len(told.err.splitlines()) == 3 and told.err.startswith("twinreel: ") and not told.out
 
 
-def pool_is_wrong(*_: object) -> None:
-    raise AssertionError("a process was about to be started")
-
-
 @pytest.mark.parametrize(
-    ("more", "code"),
+    ("words", "told"),
     [
-        ("--only sp3x", 3),
-        ("--only sp0", 3),
-        ("--only sp1,tp0", 3),
-        ("--only sp1:plain", 3),
-        ("--only sp2:vae:plain", 3),
-        ("--only sp2:vae:whole", 3),
-        ("--only sp2:sideways", 3),
-        ("--only sp2:packed --ops reference", 3),  # needs Triton's table
-        ("--only sp3", 3),  # 56 heads
-        ("--only sp4 --gpus 2", 3),
-        ("--only sp2:overlapped --shape tiny", 3),  # a head a rank cannot be halved
-        ("--calls 0", 3),
-        ("--calls 5000", 2),
-        ("--gpus 0", 3),
-        ("--seconds nan", 3),
-        ("--budget inf", 3),
-        ("--case-limit -1", 3),
-        ("--ops magic", 3),
-        ("--attention fa3", 3),
-        ("--frames 9999", 2),
-        ("--frames 0", 3),
-        ("--size 64", 2),
-        ("--text 9999", 2),
-        ("--device cuda", 3),
+        ("vae --only decode --encode fp32", ("--encode", "means nothing beside --only decode")),
+        ("vae --only decode --encode-frames 5", ("--encode-frames", "means nothing beside --only decode")),
+        ("vae --only encode --tile-batch 2", ("--tile-batch", "means nothing beside --only encode")),
+        ("vae --only=encode --frames=22", ("--frames", "means nothing beside --only encode")),
+        ("ops --rows 4 --frames 22", ("--frames", "means nothing beside --rows")),
+        ("ops --rows 4 --size 64x64", ("--size", "means nothing beside --rows")),
+        ("dit --compile", ("--compile", "means nothing without --against")),
+        ("scaling a.json --only sp1 --whole", ("--whole", "means nothing beside --only")),
+        ("ops --frames 9999", ("--frames", "got 9999")),
+        ("dit --frames 1 --text 5", ("--frames", "got 1")),
+        ("e2e --text 9999", ("--text", "got 9999")),
+        ("scaling a.json --text 9999 --shape tiny", ("--text", "got 9999")),
+        ("encoder --tokens 7001", ("--tokens", "got 7001")),
     ],
 )
-def test_scaling_refuses_before_there_are_ranks(
-    more: str, code: int, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    if more == "--device cuda" and torch.cuda.is_available():
-        pytest.skip("it can")
-    monkeypatch.setattr(bench_scaling, "Pool", pool_is_wrong)
-    words = ["scaling", str(tmp_path / "out.json"), "--shape", "wide", "--device", "cpu", "--frames", "22"]
-    assert main([*words, *more.split()]) == code
-    told = capsys.readouterr()
-    assert len(told.err.splitlines()) == 3 and told.err.startswith("twinreel: ") and not told.out
+def test_a_flag_is_refused_by_its_own_name(
+    words: str, told: tuple[str, str], capsys: pytest.CaptureFixture[str], tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    monkeypatch.chdir(tmp_path)
+    for run in (main, lambda given: cli.main(["bench", *given])):
+        assert run([*words.split(), "--device", "cpu"]) == 2
+        lines = capsys.readouterr().err.splitlines()
+        assert lines[0] == f"twinreel: bench cannot be run: {told[0]}" and lines[1].strip() == told[1]
     assert not list(tmp_path.iterdir())
 
 
-@pytest.mark.parametrize(
-    ("name", "content", "code"),
-    [
-        ("absent/out.json", None, 2),
-        (".", None, 2),
-        ("out.json", b"", 3),
-        ("out.json", b"\xff\x00\x01", 3),
-        ("out.json", b"{", 3),
-        ("out.json", b"[1]", 3),
-        ("out.json", b'{"cases": {}, "errors": {}}', 3),
-        ("out.json", b'{"settings": {}, "cases": {"sp1": 1}, "errors": {}}', 3),
-        ("out.json", b'{"settings": {"shape": "wide"}, "cases": {}, "errors": {}}', 3),
-        ("out.one.safetensors", b"weights", 3),
-    ],
+CUDA = torch.OutOfMemoryError(
+    "CUDA out of memory. Tried to allocate 72.00 GiB. GPU 0 has a total capacity of 139.80 GiB"
 )
-def test_scaling_leaves_other_files_alone(
-    name: str, content: bytes | None, code: int, tmp_path: Path, capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:  # fmt: skip
-    monkeypatch.setattr(bench_scaling, "Pool", pool_is_wrong)
-    if content is not None:
-        (tmp_path / name).write_bytes(content)
-    out = tmp_path / name.replace(".one.safetensors", ".json")
-    assert main(["scaling", str(out), "--shape", "wide", "--device", "cpu", "--frames", "22", "--only", "sp1"]) == code
-    told = capsys.readouterr()
-    assert len(told.err.splitlines()) == 3 and not told.out
-    assert [path.read_bytes() for path in tmp_path.iterdir()] == [content] * (content is not None)
+CPU = RuntimeError(
+    "[enforce fail at alloc_cpu.cpp:127] err == 0. DefaultCPUAllocator: can't allocate memory: you tried"
+)
 
 
-def test_a_record_is_written_whole(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    mine = tmp_path / "a.json.new"
-    mine.write_text("mine")
-    record = Record(tmp_path / "a.json", {"text": 5})
-    assert not (tmp_path / "a.json").exists()
-    record.keep("sp1", None, "Traceback\nit broke", 1.0)
-    record.keep("sp1", {"line": "fine"}, None, 1.0)
-    again = Record(tmp_path / "a.json", {"text": 5})
-    assert again.has("sp1") and not again.values["errors"] and mine.read_text() == "mine"
-    other = Record(tmp_path / "b.json", {})
-    (tmp_path / "b.json").write_text("came meanwhile")
-    with pytest.raises(ConfigError, match="File exists"):
-        other.keep("sp1", {"line": "fine"}, None, 1.0)
-    assert (tmp_path / "b.json").read_text() == "came meanwhile"
+@pytest.mark.parametrize(
+    ("words", "error", "told"),
+    [
+        ("ops --rows 4000", CUDA, "--rows 4000: memory has no room for this (CUDA out of memory. Tried to allocate 72"),
+        ("vae --encode-frames 90 --size 64x64", CPU, "--encode-frames 90 --size 64x64: memory has no room for this (can't"),
+        ("encoder --tokens 3 9", MemoryError(), "--tokens 3 9: memory has no room for this (MemoryError)"),
+        ("e2e --steps 9", CUDA, "--frames 124 --text 300: memory has no room for this (CUDA"),
+    ],
+)  # fmt: skip
+def test_memory_that_ends_names_what_was_asked_for(
+    words: str, error: Exception, told: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def run(*_: object) -> None:
+        raise error
+
+    what, *more = words.split()
+    monkeypatch.setitem(bench.RUNS, what, run)
+    assert main([what, *more, "--shape", "tiny", "--device", "cpu"]) == 3
+    lines = capsys.readouterr().err.splitlines()
+    assert len(lines) == 3 and told in lines[1] and "give less" in lines[2]
+
+
+def test_other_errors_of_a_bench_go_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    def run(*_: object) -> None:
+        raise RuntimeError("a kernel is at fault")
+
+    monkeypatch.setitem(bench.RUNS, "ops", run)
+    with pytest.raises(RuntimeError, match="a kernel"):
+        main(["ops", *TINY])
+
+
+@pytest.mark.parametrize(("number", "by"), [(signal.SIGINT, "the keyboard"), (signal.SIGTERM, "SIGTERM")])
+def test_a_bench_that_is_stopped_speaks_of_itself(
+    number: signal.Signals, by: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(bench.RUNS, "ops", lambda *_: os.kill(os.getpid(), number))
+    for run in (main, lambda words: cli.main(["bench", *words])):
+        assert run(["ops", *TINY]) == 128 + number
+        lines = capsys.readouterr().err.splitlines()
+        assert lines[0] == f"twinreel: stopped by {by}" and len(lines) == 3
+        assert "seed" not in lines[2] and "bench" in lines[2]
 
 
 def test_the_command_line_runs_it(capsys: pytest.CaptureFixture[str]) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator
+from contextlib import contextmanager
 
 import pytest
 
@@ -45,6 +46,52 @@ def test_making_goes_on_while_an_item_is_worked_off_and_no_further() -> None:
         return sum(items)
 
     assert beside(consume, source()) == sum(range(1, 9))
+
+
+def test_the_rest_is_what_the_consumer_does_once_all_is_made() -> None:
+    told: list[str] = []
+    begun = threading.Event()
+
+    @contextmanager
+    def rest() -> Iterator[None]:
+        told.append("begins")
+        begun.set()
+        yield
+        told.append("ends")
+
+    def source() -> Iterator[int]:
+        yield from range(3)
+        told.append("made")
+
+    def consume(items: Iterator[int]) -> int:
+        first = next(items)
+        assert begun.wait(20), "it began no later than the last item could be taken"
+        found = first + sum(items)
+        told.append("worked off")
+        return found
+
+    assert beside(consume, source(), rest=rest()) == 3
+    assert told == ["made", "begins", "worked off", "ends"]
+
+
+def test_an_error_at_the_beginning_of_the_rest_reaches_the_consumer() -> None:
+    @contextmanager
+    def rest() -> Iterator[None]:
+        raise KeyboardInterrupt("mine")
+        yield
+
+    seen: list[BaseException] = []
+
+    def consume(items: Iterator[int]) -> None:
+        try:
+            list(items)
+        except BaseException as error:
+            seen.append(error)
+            raise
+
+    with pytest.raises(KeyboardInterrupt, match="mine"):
+        beside(consume, range(2), rest=rest())
+    assert [type(error) for error in seen] == [KeyboardInterrupt]
 
 
 def test_what_is_not_taken_is_made_all_the_same() -> None:

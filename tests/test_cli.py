@@ -96,6 +96,12 @@ def test_a_request_file_is_answered_in_its_own_words(capsys, tmp_path: Path, fie
     assert f"cannot be run: {place}\n" in err
 
 
+def test_two_steps_are_one_call():
+    plan = {"canvas": [64, 64], "frames": 22, "seconds": 22 / 24, "steps": 2, "calls": 1, "seed": 1}
+    said = cli.summary({"path": "a.mp4", "plan": plan, "stages": {}})
+    assert "2 steps = 1 call, seed" in said
+
+
 def test_what_exact_seconds_left_is_said():
     plan = {"frames": 124, "seconds": 124 / 24}
     assert cli.length({"plan": plan}) == "124 frames (5.17 s)"

@@ -67,6 +67,20 @@ def test_whatever_it_is_three_lines_say_what_to_do(error: BaseException, remedy:
     assert len(lines) == 3 and remedy in lines[2] and all(line.strip() for line in lines)
 
 
+@pytest.mark.parametrize("error", [Cancelled(), KeyboardInterrupt()], ids=lambda value: type(value).__name__)
+@pytest.mark.parametrize(
+    ("command", "remedy"),
+    [
+        ("generate", "run it again: the same request and seed make the same file"),
+        ("decode", "run it again: the same request and seed make the same file"),
+        ("bench", "run it again: bench scaling goes on from what its file holds, another bench begins anew"),
+        ("compare", "run it again"),
+    ],
+)
+def test_what_was_stopped_can_be_run_again(error: BaseException, command: str, remedy: str):
+    assert explain(error, command=command).remedy == remedy
+
+
 def test_what_was_kept_is_said():
     error = Cancelled()
     error.signal = 15

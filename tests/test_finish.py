@@ -8,6 +8,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -312,9 +313,37 @@ def test_signals_end_in_order(
     assert json.loads(capsys.readouterr().out)["output"] == str(tmp_path / "a.mp4")
 
 
-def test_cancel_while_reading_back_keeps_the_latents(engine: Engine, tmp_path: Path):
+@pytest.mark.parametrize("done", [0, 1])
+@pytest.mark.parametrize(
+    ("name", "seconds", "exact"), [("a.mp4", 0.9, False), ("a.mp4", 1.0, True), ("a.wav", 0.9, False)]
+)
+def test_cancel_while_the_rest_is_written_keeps_the_latents(
+    engine: Engine, tmp_path: Path, name: str, seconds: float, exact: bool, done: int
+):
+    def watch(event: Event) -> None:
+        if (event.stage, event.done) == ("mux", done):
+            engine.cancel()
+
     with pytest.raises(Cancelled):
-        engine.render(T2VA, tmp_path / "a.mp4", watch=lambda event: engine.cancel() if event.stage == "mux" else None)
+        engine.render(replace(T2VA, duration=seconds), tmp_path / name, OutputOptions(exact_seconds=exact), watch=watch)
+    assert names(tmp_path) == [LATENTS]
+
+
+def test_a_failure_behind_the_cut_leaves_no_file(engine: Engine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """39 frames are made and 24 kept, so that the writer has all it wants before the last clip is made."""
+    real, written = finishing.write_media, threading.Event()
+
+    def write(*args: Any, ready: Any, **more: Any) -> Any:
+        return real(*args, ready=lambda: (written.set(), ready()), **more)
+
+    def watch(event: Event) -> None:
+        if (event.stage, event.done) == ("decode", 39):
+            assert written.wait(20)
+            raise ZeroDivisionError
+
+    monkeypatch.setattr(finishing, "write_media", write)
+    with pytest.raises(ZeroDivisionError):
+        engine.render(replace(T2VA, duration=1.0), tmp_path / "a.mp4", OutputOptions(exact_seconds=True), watch=watch)
     assert names(tmp_path) == [LATENTS]
 
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from twinreel import limits
 from twinreel.errors import RequestError
-from twinreel.limits import Range, check_choice, check_number, check_ratio, check_text, shown
+from twinreel.limits import Range, check_choice, check_number, check_ratio, check_text, counted, shown
 from twinreel.spec import Spec, World
 
 
@@ -82,3 +82,7 @@ def test_what_is_shown_is_short_and_printable() -> None:
     assert shown("\ud800\0") == r"'\ud800\x00'"
     assert len(shown("x" * 10_000)) < 100 and "10002 characters" in shown("x" * 10_000)
     assert shown(10**5000) == "a int too long to print"
+
+
+def test_one_is_counted_as_one() -> None:
+    assert [counted(number, "call") for number in (0, 1, 49)] == ["0 calls", "1 call", "49 calls"]

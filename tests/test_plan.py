@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -235,10 +237,36 @@ def test_the_prompts_labels_are_counted_as_the_model_counts_them() -> None:
     )
 
 
-def test_a_capped_short_edge_is_said() -> None:
-    plan = make_plan(Request("a", short_edge=1000), SPEC)
-    assert any("short_edge: 1000 asked, 768 made" in note for note in plan.notes)
-    assert not any("short_edge" in note for note in make_plan(Request("a", short_edge=768), SPEC).notes)
+@pytest.mark.parametrize(
+    ("asked", "notes", "warnings"),
+    [
+        ({"short_edge": 768}, (), ()),
+        ({"short_edge": 780}, ("short_edge: 780 asked, 768 made (sides are multiples of 32)",), ()),
+        ({"short_edge": 500}, ("short_edge: 500 asked, 512 made (sides are multiples of 32)",), ()),
+        ({"short_edge": 1000}, (), ("short_edge: 1000 asked, 768 made (at most 1,032,192 pixels in all)",)),
+        (
+            {"short_edge": 790, "aspect": "4:1"}, (),
+            ("short_edge: 790 asked, 512 made (at most 1,032,192 pixels in all)",),
+        ),
+        ({"aspect": "4:3"}, (), ()),
+        ({"aspect": "16:9"}, (), ()),
+        ({"aspect": "21:9"}, ("aspect: 21:9 asked, 1536x672 made, 2.29:1 (sides are multiples of 32)",), ()),
+        (
+            {"aspect": "3.2:1", "short_edge": 100},
+            ("short_edge: 100 asked, 96 made (sides are multiples of 32)",
+             "aspect: 3.2:1 asked, 320x96 made, 3.33:1 (sides are multiples of 32)"), (),
+        ),
+        ({"size": (320, 96)}, (), ()),
+        ({"duration": 5.1}, ("duration: 122 frames asked, 124 made (lengths are 17n+5 frames at 24 fps)",), ()),
+        ({"duration": 124 / 24}, (), ()),
+    ],
+    ids=str,
+)  # fmt: skip
+def test_what_was_asked_and_is_not_what_is_made_is_said(
+    asked: dict[str, Any], notes: tuple[str, ...], warnings: tuple[str, ...]
+) -> None:
+    plan = make_plan(Request("a", **{"duration": 124 / 24} | asked), SPEC)
+    assert (plan.notes, plan.warnings) == (notes, warnings)
 
 
 SIDES = st.integers(1, 8000)

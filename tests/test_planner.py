@@ -259,7 +259,18 @@ def test_what_was_taken_by_default_is_noted(tiny_all: Path, tmp_path: Path) -> N
     assert note in Engine(config).describe()["notes"] and note in verify(model)["notes"]
 
 
-def test_several_ranks_are_planned_as_one_and_said_to_be(tiny_all: Path) -> None:
-    config = EngineConfig(model=str(tiny_all), device="cpu", gpus=2)
-    told = plan_request(REQUESTS[0], config)["memory"]
+@pytest.mark.parametrize(("mesh", "sizes"), [({}, (2, 1)), ({"tp": 2}, (1, 2))])
+def test_of_several_ranks_one_is_planned_and_said_to_be(
+    mesh: dict[str, int], sizes: tuple[int, int], tiny_all: Path
+) -> None:
+    config = EngineConfig(model=str(tiny_all), device="cpu", gpus=2, **mesh)
+    told, alone = (plan_request(REQUESTS[0], each)["memory"] for each in (config, EngineConfig(str(tiny_all))))
     assert told["fits"] is None and "each of 2 ranks" in told["why"][-1]
+    assert (told["setting"]["sp"], told["setting"]["tp"]) == sizes
+    assert told["stages"]["denoise"]["work"] < alone["stages"]["denoise"]["work"]
+
+
+def test_memory_that_was_given_is_planned_with(tiny_all: Path) -> None:
+    config = EngineConfig(model=str(tiny_all), device="cpu", host_memory=2)
+    facts = plan_request(REQUESTS[0], config)
+    assert facts["memory"]["why"][-1].endswith("2.00 GiB given") and "2.00 GiB given" in in_words(facts)["fits"]

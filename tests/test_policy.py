@@ -182,6 +182,12 @@ def test_forecast_schedules_of_any_length(steps: int, name: str) -> None:
     assert bool(report["forecast"]) != ("warning" in report) and report["corrected"] == report["forecast"]
 
 
+@pytest.mark.parametrize("policy", ["reuse", "forecast"])
+def test_a_single_call_is_told_as_one(policy: str) -> None:
+    warning = run(policy, curved, steps=2)[1]["warning"]
+    assert "no meaning for 1 call" in warning and "1 calls" not in warning
+
+
 @pytest.mark.parametrize("name", PRESETS)
 def test_few_calls_run_every_step_and_say_so(name: str) -> None:
     rows, report, called = run(f"forecast:{name}", curved, steps=6)

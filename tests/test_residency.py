@@ -1,8 +1,9 @@
-"""Where weights lie: layers that take turns give the same bits in every mode, and it is counted that they did; which mode
-`auto` takes; rows in chunks."""
+"""Where weights lie: layers that take turns give the same bits in every mode, and it is counted that they did; memory that
+was given is a bound; rows in chunks."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -14,18 +15,16 @@ from torch import nn
 import twinreel.memory.choose as choosing
 from tiny import BUILD, load, tiny_spec, write_tiny
 from twinreel import Engine, EngineConfig, Request
-from twinreel.config import MODES, check_config
+from twinreel.config import MODES, MOST_ROWS, RESIDENCIES, check_config
 from twinreel.errors import CheckpointError, ConfigError
-from twinreel.memory.choose import GIB, Asked, Free, choose, refusals, usual
-from twinreel.memory.estimate import Setting, estimate
+from twinreel.memory.choose import GIB, Free
 from twinreel.models.dit import DiT, make_row_state
 from twinreel.models.modulation import LiveModulation
 from twinreel.models.streamed import Hosted, Shelf, Staged, Streamed
 from twinreel.ops import select
 from twinreel.parallel import Parallel
 from twinreel.parallel.attend import chunks
-from twinreel.precision import Fp8
-from twinreel.spec import Spec
+from twinreel.planner import plan_request
 from twinreel.weights import load_into, locate, read_spec
 from twinreel.weights.keymap import LAYERS
 from twinreel.weights.layer_files import LayerFiles
@@ -194,15 +193,25 @@ def test_parts_that_wait_make_room_in_host_memory(run: Callable[..., tuple[Engin
     engine.parts._hosted.clear()
     # room for the larger of the two; the choice that was made for the first request is another matter
     engine.parts._free = Free(None, int(1.2 * max(sizes.values())))
-    engine.parts._choose = lambda plan, rows: engine.parts._choice  # type: ignore[method-assign]
+    engine.parts._choose = lambda *_, **__: engine.parts._choice  # type: ignore[method-assign]
     assert engine.generate(REQUEST).report["sha256"] == first["sha256"]
     assert list(engine.parts._hosted) == ["dit:fl2va"]
 
 
-def test_a_named_residency_needs_its_host_memory(deep: Path) -> None:
-    with pytest.raises(ConfigError, match=r"^residency: layers needs .* host_memory"):
-        Engine(EngineConfig(model=str(deep), device="cpu", residency="layers", host_memory=0.1))
-    assert Engine(EngineConfig(model=str(deep), device="cpu", residency="mapped", host_memory=0.1)).parts.mode.mapped
+@pytest.mark.parametrize("residency", RESIDENCIES)
+def test_a_cpu_runs_in_the_memory_that_was_given_or_refuses(deep: Path, residency: str) -> None:
+    config = EngineConfig(model=str(deep), device="cpu", threads=2, residency=residency, host_memory=0.3)
+    with pytest.raises(ConfigError, match="^(residency|host_memory): .* a tenth to spare") as refused:
+        Engine(config).generate(REQUEST)
+    with pytest.raises(ConfigError, match=f"^{re.escape(str(refused.value))}$"):
+        plan_request(REQUEST, config)
+    said = re.search(r"give (\d\.\d+)", str(refused.value))
+    assert said is not None
+    report = Engine(enough := replace(config, host_memory=float(said[1]))).generate(REQUEST).report
+    planned = plan_request(REQUEST, enough)["memory"]
+    assert report["memory"]["residency"] == planned["setting"]["residency"]
+    assert report["memory"]["why"] == planned["chosen"]
+    assert report["memory"]["predicted_bytes"]["host"] * choosing.NEAR <= enough.host_memory * GIB < 0.9 * GIB
 
 
 def test_one_device_only(deep: Path) -> None:
@@ -220,87 +229,14 @@ def test_one_device_only(deep: Path) -> None:
         ({"host_memory": True}, "host_memory: got True"),
         ({"row_chunk": 100}, "row_chunk: got 100; use a multiple of 8,192"),
         ({"row_chunk": -8192}, "row_chunk"),
+        ({"row_chunk": MOST_ROWS + 8192}, "row_chunk: got 1056768; .* up to 1,048,576"),
+        ({"row_chunk": 8192**99}, "row_chunk: got .{,99}; use"),
         ({"residency": "disk"}, "auto, all, conditioner, stages, layers, mapped"),
     ],
 )
 def test_refused(values: dict[str, object], words: str) -> None:
     with pytest.raises(ConfigError, match=words):
         check_config(EngineConfig(**values))  # type: ignore[arg-type]
-
-
-# ---- which -----------------------------------------------------------------------------------------------------------
-
-
-@pytest.fixture(scope="module")
-def h3(release: Path) -> Spec:
-    parts = {name: release / "FL2VA" / name for name in ("transformer", "text_encoder", "video_vae", "audio_vae")}
-    return read_spec(locate(None, parts | {"tokenizer": release / "tokenizer"}, weights=False))
-
-
-GPU = Setting("cuda", 2, 2, 4, "all", ops="triton")
-
-
-@pytest.mark.parametrize(
-    ("device", "host", "residency", "adaln"),
-    [
-        (139, 120, "all", "live"),
-        (120, 120, "all", "precompute"),
-        (80, 120, "conditioner", "precompute"),
-        (80, 16, "stages", "precompute"),
-        (48, 120, "layers", "precompute"),
-        (24, 120, "layers", "precompute"),
-        (24, 16, "mapped", "precompute"),
-        (None, 16, "all", "live"),
-    ],
-)
-def test_auto_takes_the_first_that_fits(h3: Spec, device: int | None, host: int, residency: str, adaln: str) -> None:
-    free = Free(None if device is None else device * GIB, host * GIB)
-    setting = GPU if device is not None else replace(GPU, device="cpu", element=4)
-    choice = choose(Asked(), *usual(h3), h3, setting, free if device else Free(None, None))
-    assert (choice.residency, choice.adaln, choice.row_chunk) == (residency, adaln, 0)
-    assert choice.why["residency"].startswith("auto")
-    if device is not None:
-        assert f"{device:.1f} GiB free" in choice.why["residency"]
-        assert choice.device_bytes * choosing.NEAR <= device * GIB
-
-
-def test_chunks_come_after_everything_else(h3: Spec) -> None:
-    plan, rows = usual(h3)
-    long = {**rows, "video": 107_856}
-    choice = choose(Asked(), plan, long, h3, GPU, Free(16 * GIB, 120 * GIB))
-    assert choice.residency == "layers" and choice.row_chunk % 8192 == 0 < choice.row_chunk < sum(long.values())
-    assert "16.0 GiB free" in choice.why["row_chunk"]
-    whole = choose(Asked(row_chunk=0), plan, long, h3, GPU, Free(16 * GIB, 120 * GIB))
-    assert whole.row_chunk == 0 and whole.device_bytes > choice.device_bytes
-    assert "nothing fits" in whole.why["residency"]
-
-
-def test_refused_modes_are_not_taken(h3: Spec) -> None:
-    free = Free(60 * GIB, 120 * GIB)
-    several = Asked(ranks=2, refused=refusals(None, h3, 2))
-    assert choose(several, *usual(h3), h3, GPU, free).residency == "stages"
-    stepwise = refusals(Fp8(steps=2), h3, 1)
-    assert set(stepwise) == {"layers", "mapped"} and set(refusals(Fp8(), h3, 1)) == {"mapped"}
-    with pytest.raises(ConfigError, match="^residency: layers runs one DiT"):
-        choose(Asked("layers", refused=stepwise), *usual(h3), h3, GPU, free)
-
-
-def test_predictions_of_the_modes(h3: Spec) -> None:
-    plan, rows = usual(h3)
-
-    def peak(residency: str, **values: object) -> dict[str, float]:
-        stages = estimate(plan, rows, h3, replace(GPU, residency=residency, **values))  # type: ignore[arg-type]
-        return {f"{stage} {name}": facts[name] / GIB for stage, facts in stages.items() for name in ("device", "host")}
-
-    tables, live = (peak("stages", adaln=adaln)["denoise device"] for adaln in ("precompute", "live"))
-    assert tables == pytest.approx(42.59 + 0.64, rel=0.02)  # measured at this size, with 0.64 of the driver
-    assert live == pytest.approx(66.08 + 0.64, rel=0.02)
-    reference = peak("stages", adaln="precompute", ops="reference")["denoise device"]
-    assert reference == pytest.approx(43.62 + 0.64, rel=0.02)
-    by_layers = peak("layers", adaln="precompute")
-    assert by_layers["denoise device"] < 10 and 36 < by_layers["denoise host"] < 40
-    mapped = peak("mapped", adaln="precompute")
-    assert mapped["denoise device"] == by_layers["denoise device"] and mapped["denoise host"] < 6
 
 
 # ---- rows ------------------------------------------------------------------------------------------------------------

@@ -6,6 +6,7 @@ import queue
 import sys
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 from typing import TypeVar
 
 T = TypeVar("T")
@@ -20,11 +21,18 @@ class _Left:
         self.error = error
 
 
-def beside(consume: Callable[[Iterator[T]], R], made: Iterable[T], *, ahead: int = 2) -> R:
+def beside(
+    consume: Callable[[Iterator[T]], R],
+    made: Iterable[T],
+    *,
+    ahead: int = 2,
+    rest: AbstractContextManager[object] | None = None,
+) -> R:
     """`consume(items)` in a thread of its own, while this one takes item after item from `made`, at most `ahead` too many.
 
     What `consume` raises is raised here, and no more is then made. What `made` raises is raised in `consume` too, which
-    can clean up. Items that `consume` does not take are made all the same: other ranks may count on it.
+    can clean up. Items that `consume` does not take are made all the same: other ranks may count on it. `rest` is a
+    block around what is left to `consume` once the last item is made; what it raises at its beginning is raised there too.
     """
     line = queue.Queue[T | _Left](ahead)
 
@@ -34,7 +42,7 @@ def beside(consume: Callable[[Iterator[T]], R], made: Iterable[T], *, ahead: int
         if item.error is not None:
             raise item.error
 
-    with ThreadPoolExecutor(1, "beside") as pool:
+    with ThreadPoolExecutor(1, "beside") as pool, ExitStack() as left:
         working = pool.submit(consume, items())
 
         def offer(item: T | _Left) -> None:
@@ -50,6 +58,8 @@ def beside(consume: Callable[[Iterator[T]], R], made: Iterable[T], *, ahead: int
                 offer(item)
                 if working.done() and working.exception() is not None:
                     break
+            else:
+                left.enter_context(rest or nullcontext())
             finished = True
         finally:
             offer(_Left(None if finished else sys.exc_info()[1]))

@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any
 from .complaint import Complaint, explain
 from .errors import Cancelled, RequestError, TwinreelError
 from .launch import wait_asleep
+from .limits import counted
 from .watch import pass_by
 
 if TYPE_CHECKING:
@@ -65,7 +66,7 @@ def answer(words: Sequence[str]) -> int:
             return say("Usage", end, RequestError.exit_code, end.code, "--json" in words)
         return end.code if isinstance(end.code, int) else int(end.code is not None)
     except KeyboardInterrupt as error:  # before the words were understood, or while an error was being explained
-        return interrupted(error, "--json" in words)
+        return interrupted(error, "--json" in words, next(iter(words), ""))
 
 
 def understand(words: Sequence[str]) -> Any:
@@ -98,7 +99,7 @@ def run(command: Any, words: Sequence[str] = ()) -> int:
         check_words(words, command)
         return perform(command)
     except KeyboardInterrupt as error:
-        return interrupted(error, command.report.json)
+        return interrupted(error, command.report.json, type(command).__name__.lower())
     except Exception as error:  # the edge of the process: whatever it was ends here as a message and an exit code
         if command.report.traceback:
             traceback.print_exc()
@@ -137,10 +138,10 @@ def exit_code(error: BaseException) -> int:
     return error.exit_code if isinstance(error, TwinreelError) else 1
 
 
-def interrupted(error: KeyboardInterrupt, as_json: bool) -> int:
+def interrupted(error: KeyboardInterrupt, as_json: bool, command: str) -> int:
     """Say that a signal ended the command where it stood; the exit code."""
     number = getattr(error, "signal", signal.SIGINT)
-    return say("Interrupted", error, STOPPED + number, explain(error), as_json)
+    return say("Interrupted", error, STOPPED + number, explain(error, command=command), as_json)
 
 
 def complain(kind: str, error: BaseException, code: int, command: Any) -> int:
@@ -319,7 +320,7 @@ def summary(report: dict[str, Any]) -> str:
     facts = [
         size,
         length(report),
-        f"{plan['steps']} steps = {plan['calls']} calls" + skipped(report),
+        f"{plan['steps']} steps = {counted(plan['calls'], 'call')}" + skipped(report),
         f"seed {plan['seed']}",
         f"made in {spoken(spent)}",
     ]

@@ -10,7 +10,12 @@ from difflib import get_close_matches
 
 from .errors import Cancelled, CheckpointError, ConfigError, RequestError, TwinreelError
 
-AGAIN = "run it again: the same request and seed make the same file"
+AGAIN = "run it again"
+# What that means for a command whose run a signal ended.
+AGAIN_BY = {
+    **dict.fromkeys(("generate", "decode"), f"{AGAIN}: the same request and seed make the same file"),
+    "bench": f"{AGAIN}: bench scaling goes on from what its file holds, another bench begins anew",
+}
 _SUBJECT = re.compile(r"(-{0,2}[\w.\[\]-]+): ")
 
 
@@ -38,8 +43,8 @@ def explain(error: BaseException, names: Mapping[str, str] | None = None, comman
     its kind does. `names`: what the person wrote for a field of the request, such as `--last` for `keyframes[0]`.
     """
     notes = tuple(getattr(error, "__notes__", ()))
-    complaint = _told(error, names or {}, command) if isinstance(error, TwinreelError) else _foreign(error)
-    if notes and complaint.remedy == AGAIN:
+    complaint = _told(error, names or {}, command) if isinstance(error, TwinreelError) else _foreign(error, command)
+    if notes and isinstance(error, KeyboardInterrupt | Cancelled):
         return replace(complaint, remedy=notes[0], kept=notes[1:])
     return replace(complaint, kept=notes)
 
@@ -79,14 +84,15 @@ def _told(error: TwinreelError, names: Mapping[str, str], command: str) -> Compl
     return Complaint(what, why, remedy or usual)
 
 
-def _foreign(error: BaseException) -> Complaint:
+def _foreign(error: BaseException, command: str) -> Complaint:
+    again = AGAIN_BY.get(command, AGAIN)
     name, text = type(error).__name__, " ".join(str(error).split()) or "it says no more"
     if isinstance(error, KeyboardInterrupt):
         by = text if getattr(error, "signal", signal.SIGINT) != signal.SIGINT else "the keyboard"
-        return Complaint(f"stopped by {by}", "it ended where it stood", AGAIN)
+        return Complaint(f"stopped by {by}", "it ended where it stood", again)
     if isinstance(error, Cancelled):
         by = f" by {signal.Signals(error.signal).name}" if error.signal else ""
-        return Complaint(f"the request was cancelled{by}", "it ended at its next step or clip", AGAIN)
+        return Complaint(f"the request was cancelled{by}", "it ended at its next step or clip", again)
     if name == "RankLost":  # before memory, which its words may only guess at
         remedy = "run it again; if it happens again, look in the system's log for what stops that process"
         return Complaint("a process of the run was lost", text, remedy)

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import shlex
 import tempfile
-from collections.abc import Mapping
+from collections import deque
+from collections.abc import Iterator, Mapping
 from contextlib import closing
 from dataclasses import dataclass, fields, replace
 from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import Any, BinaryIO
+
+import numpy as np
 
 from .beside import beside
 from .config import EngineConfig
@@ -183,8 +186,16 @@ def _write(latents: Latents, parts: Parts, stages: Stages, ending: Ending) -> Wr
     seconds = plan.asked_seconds if output.exact_seconds else None
     with closing(decode(latents, parts, stages, picture=picture)) as stream:
         waveform = next(stream)
-        write = partial(write_media, ending.target, frames=plan.frames, seconds=seconds, stage=stages.stage)
-        written = beside(lambda clips: write(clips, waveform, output), stream)
+        write = partial(write_media, ending.target, frames=plan.frames, seconds=seconds)
+
+        def work(clips: Iterator[np.ndarray]) -> Written:
+            def ready() -> None:
+                deque(clips, 0)  # those that are cut off: a decode that fails or is cancelled leaves no file
+                stages.tell(1, 1)
+
+            return write(clips, waveform, output, ready=ready)
+
+        written = beside(work, stream, rest=stages.stage("mux"))
     if broken := latents.facts["decode"].get("not_finite"):
         fault = f"picture: {broken} of its values are not finite and come out black"
         return replace(written, faults=(fault, *written.faults))

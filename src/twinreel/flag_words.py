@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import errno
-import math
 import os
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import fields, is_dataclass
 from pathlib import Path
 from typing import Any
@@ -19,6 +18,7 @@ ALIASES = {"-o": "output", "-q": "quiet"}
 # A flag that means something only beside another one, and those that mean nothing beside it.
 BESIDE = {"trace_every_step": "trace", "server_key_file": "server", "workers": "pareto"}
 INSTEAD = {"against": ("test", "bounds", "matrix", "pareto"), "pareto": ("test", "bounds", "matrix")}
+LARGEST = 10**9  # no product of such numbers overflows where a bench makes one
 
 
 def parse_size(text: str) -> tuple[int, int]:
@@ -30,13 +30,14 @@ def parse_size(text: str) -> tuple[int, int]:
 
 
 def check_positive(values: Mapping[str, Any], names: Sequence[str]) -> None:
-    """Refuse the number, or one of the numbers, of any of the flags `names` that is not finite and above 0; None, and
-    a flag that is not in `values`, are left out. Raises ConfigError."""
+    """Refuse the number, or one of the numbers, of any of the flags `names` that is not above 0 or above `LARGEST`;
+    None, and a flag that is not in `values`, are left out. Raises ConfigError."""
     for name in names:
         given = values.get(name)
         for value in given if isinstance(given, list) else [given]:
-            if value is not None and not 0 < value < math.inf:
-                raise ConfigError(f"--{name.replace('_', '-')}: got {value}; give a finite number above 0")
+            if value is not None and not 0 < value <= LARGEST:
+                got = f"--{name.replace('_', '-')}: got {limits.shown(value)}"
+                raise ConfigError(f"{got}; give a number above 0 and up to {LARGEST:,}")
 
 
 def parse_reference(text: str, number: int) -> Reference:
@@ -73,16 +74,28 @@ def check_words(words: Sequence[str], command: Any) -> None:
         seen.add(name)
         if value == "" and values.get(name) is not True:
             raise RequestError(name, "is empty; give it a value, or leave it out")
-    for name, other in BESIDE.items():
-        if name in seen and other not in seen:
-            raise RequestError(name, f"means nothing without --{other}; give that too, or leave it out")
-    for name, others in INSTEAD.items():
-        for other in others:
-            if name in seen and other in seen:
-                raise RequestError(other, f"means nothing beside --{name}; leave one of them out")
+    check_idle(seen, BESIDE, INSTEAD)
     for name, value in values.items():
         if isinstance(value, Path):
             _check_path(name, value)
+
+
+def check_idle(seen: Collection[str], beside: Mapping[str, str], instead: Mapping[str, Sequence[str]]) -> None:
+    """Refuse a flag in `seen` that means nothing without its one in `beside`, or together with one whose `instead` names
+    it. Raises RequestError."""
+    for name, other in beside.items():
+        if name in seen and other not in seen:
+            raise RequestError(name, f"means nothing without --{other}; give that too, or leave it out")
+    for name, others in instead.items():
+        for other in others:
+            if name in seen and other in seen:
+                raise RequestError(other, f"means nothing beside --{name}; leave one of them out")
+
+
+def as_flags(words: Sequence[str]) -> dict[str, str]:
+    """What stands in `words` for each field that has a flag there, such as `--encode-frames` for `encode_frames`."""
+    flags = {word.partition("=")[0] for word in words if word.startswith("--")}
+    return {flag[2:].replace("-", "_"): flag for flag in flags}
 
 
 def flags_of(command: Any) -> Iterator[tuple[Any, Any]]:

@@ -189,9 +189,9 @@ class EngineFlags:
     """all (parts stay loaded), conditioner (it alone runs layer by layer), stages (parts leave between stages), layers
     (layer by layer from host memory), mapped (from the files), or auto: the first that fits. Same bits."""
     host_memory: Optional[float] = EngineConfig.host_memory
-    """GiB of host memory that may be used. Default: what is free."""
+    """GiB of host memory a process may use; what needs more is refused. Default: what is free; on a CPU, no bound."""
     row_chunk: Optional[int] = EngineConfig.row_chunk
-    """Rows at a time in the row-wise parts of a block, in 8192s, 0 for all. Default: all, unless only chunks fit."""
+    """Rows at a time in the row-wise parts of a block, in 8192s up to 1048576, 0 for all. Default: all, where they fit."""
     ops: str = EngineConfig.ops
     """Table of kernels: reference (plain PyTorch), triton (CUDA), or auto, which is triton where it runs."""
     attention: str = EngineConfig.attention

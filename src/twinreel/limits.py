@@ -157,6 +157,11 @@ RATIOS = f"{NARROWEST[0]}:{NARROWEST[1]} to {WIDEST[0]}:{WIDEST[1]}"
 ASPECT_WORDS = f"auto, {', '.join(ASPECTS)} or W:H from {RATIOS}"
 
 
+def counted(number: int, what: str) -> str:
+    """`1 call`, `49 calls`."""
+    return f"{number} {what}" if number == 1 else f"{number} {what}s"
+
+
 def shown(value: Any) -> str:
     """A refused value as printable text of bounded length."""
     try:

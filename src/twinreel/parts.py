@@ -16,7 +16,7 @@ from torch import nn
 from .conditioning import Cache, Forgetful
 from .config import MODES, Choices, Mode
 from .layout import PackedLayout
-from .memory.choose import NEAR, Asked, Choice, choose, free_memory, partitions_kept, refusals, usual
+from .memory.choose import NEAR, Asked, Choice, admit, choose, free_memory, partitions_kept, refusals, usual
 from .memory.estimate import Setting
 from .models.audio_decoder import AudioDecoder
 from .models.audio_encoder import AudioEncoder
@@ -91,7 +91,7 @@ class Parts:
         rows = dict.fromkeys(("text", "video", "audio"), 0)
         for segment in layout.segments:
             rows[segment.kind] += segment.rows
-        before, self._choice = self._choice, self._choose(plan, rows)
+        before, self._choice = self._choice, self._choose(plan, rows, admitted=True)
         self._fetched = {}
         kept = partitions_kept(self.residency, plan.partition, self.spec)
 
@@ -230,15 +230,20 @@ class Parts:
         version = partial(weights.version, name)
         return PrecomputedModulation(dit, choices.dtype, choices.device, source, version, parallel=self.parallel)
 
-    def _choose(self, plan: Plan, rows: Mapping[str, int]) -> Choice:
+    def _choose(self, plan: Plan, rows: Mapping[str, int], admitted: bool = False) -> Choice:
         choices, parallel = self.choices, self.parallel
         setting = Setting(
             choices.device.type, choices.dtype.itemsize, choices.vae_compute.itemsize, choices.tile_batch, "all",
             ops=choices.ops.name, sp=parallel.sp.size, tp=parallel.tp.size, text=parallel.text.size, fp8=choices.fp8,
             encode=choices.vae_encode,
         )  # fmt: skip
+
+        def chosen() -> Choice:
+            choice = choose(self._asked, plan, rows, self.spec, setting, self._free)
+            return admit(choice, self._asked, self._free) if admitted else choice
+
         # every rank has memory of its own, and all must choose alike
-        return self.team.first(lambda: choose(self._asked, plan, rows, self.spec, setting, self._free))
+        return self.team.first(chosen)
 
     def _streamed(self, name: str, module: nn.Module) -> nn.Module:
         """`module`, a part on the meta device, loaded but for its layers, which come when they are asked for."""
@@ -252,10 +257,9 @@ class Parts:
             read = self.weights.layers(name)
             if self.mode.mapped:
                 return Staged(shelves, read, self.choices.device)
-            need = sum(shelf.size for shelf in shelves)
             for other in [other for other in self._hosted if other not in self._modules]:
-                taken = need + sum(hosted.nbytes for hosted in self._hosted.values())
-                if self._free.host is not None and taken * NEAR > self._free.host:
+                idle = sum(hosted.nbytes for part, hosted in self._hosted.items() if part not in self._modules)
+                if self._free.host is not None and (self._choice.host_with[name] + idle) * NEAR > self._free.host:
                     del self._hosted[other]
             self._hosted[name] = Hosted(shelves, read, self.choices.device)
         self._hosted.move_to_end(name)

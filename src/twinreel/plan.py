@@ -13,14 +13,14 @@ from typing import Any
 
 from . import limits
 from .errors import RequestError
-from .limits import aligned_frames, check_ratio, max_frames, tail_frames
+from .limits import aligned_frames, check_ratio, counted, max_frames, tail_frames
 from .precision import Fp8
 from .request import Request, check_request, parse_aspect
 from .sources import Clip, Picture, Sound, notes_of
 from .spec import AUDIO_CHANNELS, AUDIO_LATENTS_PER_SECOND, FPS, SAMPLE_RATE, Spec, VideoVAESpec
 from .wording import prompt_warnings
 
-DISTORTION = 0.02  # a keyframe whose ratio changes by more than this is reported
+DISTORTION = 0.02  # a ratio that changes by more than this is reported
 
 
 @dataclass(frozen=True)
@@ -117,7 +117,8 @@ def warn_of_fp8(plan: Plan, fp8: Fp8 | None) -> Plan:
     """`plan`, with a warning where fp8's first and last steps in bf16 are all that the request has."""
     if fp8 is None or 2 * fp8.steps < plan.calls:
         return plan
-    told = f"precision: fp8: steps={fp8.steps} leaves none of this request's {plan.calls} calls in fp8: all run in bf16"
+    own = f"this request's {counted(plan.calls, 'call')}"
+    told = f"precision: fp8: steps={fp8.steps} leaves none of {own} in fp8: all run in bf16"
     return replace(plan, warnings=(*plan.warnings, told))
 
 
@@ -133,16 +134,17 @@ def make_plan(request: Request, spec: Spec, sources: Sequence[Picture | Clip | S
     assert partition is not None
     height, width = _target_canvas(request, spec, sources)
     seconds, notes = _seconds(request, spec, sources)
-    notes += _capped(request, height, width, spec)
+    rounded, warnings = _unmet(request, height, width, spec)
+    notes += rounded
     notes += [note for source in sources for note in notes_of(source)]
     asked = int(round(seconds * FPS))
     frames = aligned_frames(asked, spec.video)
     if frames != asked:
         notes.append(f"duration: {asked} frames asked, {frames} made (lengths are 17n+5 frames at {FPS} fps)")
     if request.keyframes:
-        conditions, warnings = _keyframe_conditions(request, sources, height, width, notes)
+        conditions, distorted = _keyframe_conditions(request, sources, height, width, notes)
+        warnings += distorted
     else:
-        warnings = []
         conditions = [
             _reference_condition(i, reference.kind, source, frames, spec, notes)
             for i, (reference, source) in enumerate(zip(request.references, sources, strict=True))
@@ -216,11 +218,20 @@ def condition_labels(conditions: Sequence[Condition]) -> list[tuple[str, tuple[s
     return named
 
 
-def _capped(request: Request, height: int, width: int, spec: Spec) -> list[str]:
-    if request.short_edge is None or min(height, width) >= request.short_edge - spec.multiple // 2:
-        return []
-    cap = spec.world.area_cap
-    return [f"short_edge: {request.short_edge} asked, {min(height, width)} made (at most {cap:,} pixels in all)"]
+def _unmet(request: Request, height: int, width: int, spec: Spec) -> tuple[list[str], list[str]]:
+    """Notes of what rounding has changed of the canvas that was asked for, warnings of what the area cap has."""
+    notes, warnings = [], []
+    edge, made = request.short_edge, min(height, width)
+    rounding = f"sides are multiples of {spec.multiple}"
+    if edge is not None and abs(made - edge) > spec.multiple // 2:
+        warnings.append(f"short_edge: {edge} asked, {made} made (at most {spec.world.area_cap:,} pixels in all)")
+    elif edge is not None and made != edge:
+        notes.append(f"short_edge: {edge} asked, {made} made ({rounding})")
+    if request.aspect != "auto":
+        wide, high = parse_aspect(request.aspect)
+        if abs(width / height / (wide / high) - 1) > DISTORTION:
+            notes.append(f"aspect: {request.aspect} asked, {width}x{height} made, {width / height:.3g}:1 ({rounding})")
+    return notes, warnings
 
 
 def _target_canvas(request: Request, spec: Spec, sources: Sequence[Any]) -> tuple[int, int]:

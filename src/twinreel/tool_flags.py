@@ -8,6 +8,7 @@ from typing import Annotated
 
 import tyro
 
+from .flag_words import as_flags
 from .flags import Optional, ReportFlags
 from .precision import Fp8
 
@@ -100,6 +101,10 @@ class Bench:
     words: Annotated[tyro.conf.Positional[tuple[str, ...]], tyro.conf.arg(metavar="WHAT ...")] = ()
     """What to time, and its flags; `twinreel bench WHAT --help` lists them. The last line is one JSON object."""
     report: ReportFlags = field(default_factory=ReportFlags)
+
+    def written(self) -> dict[str, str]:
+        """What a person wrote for the fields of a bench."""
+        return as_flags(self.words)
 
 
 COMMANDS = (

@@ -13,7 +13,9 @@ from typing import Any, Protocol
 class Event:
     """One piece of progress: `done` of `total` units of `stage` after `seconds`; `eta` is seconds left in it.
 
-    Stages: `read`, `load`, `encode`, `denoise` (a unit is one model call), `decode` (a unit is one clip), `mux`.
+    Stages, one after the other: `read`, `load` (before each that needs it), `encode`, `denoise` (a unit is one model
+    call), `decode` (a unit is one frame), `mux`: what is left of the writing once the last clip is made, and the reading
+    back. All else that a run does takes no time to speak of.
     """
 
     stage: str

@@ -23,6 +23,7 @@ pytestmark = [
 ]
 
 REQUESTS = tuple(ALL.values())
+CHUNK = 64  # rows: fewer than each of these requests has
 MODES: dict[str, dict[str, Any]] = {
     "auto": {},
     "reference": {"ops": "reference"},
@@ -33,7 +34,7 @@ MODES: dict[str, dict[str, Any]] = {
     "fp8, first and last steps bf16": {"precision": "fp8:steps=1"},
     "tf32 encode": {"vae_encode": "tf32"},
     "fp16 encode": {"vae_encode": "fp16"},
-    "row chunks": {"row_chunk": 8192},
+    "row chunks": {"row_chunk": CHUNK},
 } | {
     f"attention {name}": {"attention": name} for name in ("cudnn", "flash", "sdpa", "math")
 } | {
@@ -60,11 +61,15 @@ def made(model: Path, folder: Path, requests: tuple[Request, ...], config: dict[
             target = folder / f"{number}.mp4"
             engine.render(request, target, OutputOptions(overwrite=True))
             found.append(hashlib.sha256(target.read_bytes()).hexdigest())
+        assert engine.describe()["row_chunk"] == config.get("row_chunk", 0)  # of the last request
     return found
 
 
 @pytest.mark.parametrize("mode", MODES)
-def test_a_mode_makes_the_same_files_twice(model: Path, tmp_path: Path, mode: str) -> None:
+def test_a_mode_makes_the_same_files_twice(
+    model: Path, tmp_path: Path, mode: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("twinreel.config.ROW_UNIT", CHUNK)
     first = made(model, tmp_path, REQUESTS, MODES[mode])
     assert made(model, tmp_path, REQUESTS, MODES[mode]) == first
     assert len({str(each) for each in first}) == len(REQUESTS)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import tempfile
 import time
 import urllib.error
 import urllib.request
@@ -15,6 +14,7 @@ from typing import Any
 
 from ..errors import RequestError
 from ..request import REMOTE, Request
+from ..scratch import scratch
 
 MAX_BYTES = 512 << 20
 MAX_SECONDS = 120.0
@@ -28,11 +28,11 @@ def fetched(request: Request) -> Iterator[Request]:
 
     RequestError names the field of an address that cannot be fetched.
     """
-    with tempfile.TemporaryDirectory(prefix="twinreel-") as folder:
+    with scratch("media") as folder:
 
         def local(address: Any, field: str, name: str) -> Any:
             if isinstance(address, str) and address.split("://")[0].lower() in REMOTE and "://" in address:
-                return download(address, Path(folder) / name, field)
+                return download(address, folder / name, field)
             return address
 
         keyframes = tuple(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from math import ceil
 
 from ..config import MODES, ROW_UNIT
 from ..errors import ConfigError
@@ -12,7 +13,7 @@ from ..plan import Plan, make_plan
 from ..precision import Fp8
 from ..request import Request
 from ..spec import AUDIO_CHANNELS, Partition, Spec
-from .estimate import Setting, estimate
+from .estimate import Setting, estimate, stage_parts
 
 NEAR = 1.1  # of a prediction must be free: allocators leave gaps
 GIB = 1 << 30
@@ -33,59 +34,77 @@ class Asked:
 
 @dataclass(frozen=True)
 class Free:
-    """Bytes that the engine may use of a device (None: there is none, or it does not tell) and of the host."""
+    """Bytes that the engine may use of a device (None: there is none, or it does not tell) and of the host; `given`:
+    those of the host were named, so no request may need more."""
 
     device: int | None
     host: int | None
+    given: bool = False
 
 
 def free_memory(given: float | None, device: int | None) -> Free:
     """`given` GiB of the host, or what is free there; on a CPU (`device` None) only what was given bounds anything."""
+    if given is not None:
+        return Free(device, int(given * GIB), given=True)
     there = host_memory() if device is not None else None
-    return Free(device, int(given * GIB) if given is not None else there.free if there else None)
+    return Free(device, there.free if there else None)
 
 
 @dataclass(frozen=True)
 class Choice:
-    """How the parts of one request are kept, what that needs at its fullest, and why."""
+    """How the parts of one request are kept and why; what that needs at its fullest, and of the host while a part is in
+    use."""
 
     residency: str
     adaln: str
     row_chunk: int
-    why: Mapping[str, str]
-    device_bytes: int = 0
-    host_bytes: int = 0
+    device_bytes: int
+    host_bytes: int
+    host_with: Mapping[str, int]
+    why: Mapping[str, str] = field(default_factory=dict)
 
 
 def choose(asked: Asked, plan: Plan, rows: Rows, spec: Spec, setting: Setting, free: Free) -> Choice:
     """The first of `MODES` that fits with a tenth to spare, then the same in chunks of rows, then what needs least.
 
     `setting` says how parts run; its residency, `adaln` and `row_chunk` are not looked at. On a CPU nothing is gained
-    by dropping weights, so `auto` keeps them. Raises ConfigError for a named residency that cannot be.
+    by dropping weights, so `auto` keeps them unless memory was given. Raises ConfigError for a named residency that
+    cannot be; `admit` is for one that needs too much.
     """
     if asked.residency in asked.refused:
         raise ConfigError(f"residency: {asked.residency} {asked.refused[asked.residency]}")
     total = sum(rows.values())
-    found = list[tuple[Setting, int, int]]()
-    for tried in _candidates(asked, total, setting):
+    found = list[Choice]()
+    for tried in _candidates(asked, total, setting, setting.device == "cuda" or free.host is not None):
         stages = estimate(plan, rows, spec, tried, _kept(plan, spec, tried.residency))
-        host = max(stage["host"] for stage in stages.values())
+        host = {part: stages[stage]["host"] for stage, parts in stage_parts(plan).items() for part in parts}
         device = max(stage.get("device", 0) for stage in stages.values())
-        found.append((tried, device, host))
-        if _fits(device, free.device) and _fits(host, free.host):
+        found.append(Choice(tried.residency, tried.adaln, tried.row_chunk, device, max(host.values()), host))
+        if _fits(device, free.device) and _fits(found[-1].host_bytes, free.host):
             break
     else:
-        found.append(min(found, key=lambda item: (not _fits(item[2], free.host), item[1])))
-    chosen, device, host = found[-1]
-    mode = MODES[chosen.residency]
-    if asked.residency != "auto" and mode.streamed and not mode.mapped and not _fits(host, free.host):
-        assert free.host is not None
+        found.append(min(found, key=lambda it: (not _fits(it.host_bytes, free.host), it.device_bytes or it.host_bytes)))
+    return replace(found[-1], why=_reasons(asked, found[-1], setting.device, free, total))
+
+
+def admit(choice: Choice, asked: Asked, free: Free) -> Choice:
+    """`choice`, unless it needs more of the host than was given, or as layers by name more than is free there, which
+    would have to be locked. Raises ConfigError."""
+    mode, named = MODES[choice.residency], asked.residency != "auto"
+    layers = mode.streamed and not mode.mapped
+    if free.host is None or _fits(choice.host_bytes, free.host) or not (free.given or named and layers):
+        return choice
+    least = ceil(choice.host_bytes * NEAR / GIB * 100) / 100
+    need = f"needs {choice.host_bytes / GIB:.2f} GiB of host memory and a tenth to spare"
+    if named:
+        others = "" if mode.mapped else ", or try mapped or auto"
         raise ConfigError(
-            f"residency: {chosen.residency} needs {host / GIB:.2f} GiB of host memory, {free.host / GIB:.2f} GiB may be "
-            "used; use mapped or auto, or give more with host_memory"
+            f"residency: {choice.residency} {need}, {free.host / GIB:.2f} GiB may be used; give {least} with "
+            f"host_memory{others}"
         )
-    return Choice(
-        chosen.residency, chosen.adaln, chosen.row_chunk, _reasons(asked, chosen, (device, host), free), device, host
+    raise ConfigError(
+        f"host_memory: got {free.host / GIB:.4g}, and this request {need} even with residency {choice.residency}; give "
+        f"{least}, or ask for less at a time"
     )
 
 
@@ -110,18 +129,20 @@ def usual(spec: Spec) -> tuple[Plan, Rows]:
     return plan, {"text": TEXT_ROWS, "audio": AUDIO_CHANNELS * plan.audio_latents, "video": plan.latents * frame}
 
 
-def _candidates(asked: Asked, total: int, setting: Setting) -> Iterator[Setting]:
-    """What may be chosen, the quickest first."""
-    cuda = setting.device == "cuda"
-    names = [name for name in MODES if name not in asked.refused] if cuda else ["all"]
+def _candidates(asked: Asked, total: int, setting: Setting, bounded: bool) -> Iterator[Setting]:
+    """What may be chosen, the quickest first; where memory is not `bounded`, nothing that saves it."""
+    # a CPU gains nothing by layers in host memory, which is its own
+    gains = [name for name, mode in MODES.items() if setting.device == "cuda" or mode.mapped or not mode.streamed]
+    names = [name for name in gains if name not in asked.refused] if bounded else ["all"]
+    chunk = asked.row_chunk if asked.row_chunk is not None and asked.row_chunk < total else 0
     ways = []
     for name in names if asked.residency == "auto" else [asked.residency]:
         # the projections pay only where everything stays loaded anyway
-        adalns = ("live", "precompute") if name == "all" and cuda else ("precompute",) if cuda else ("live",)
+        adalns = ("live", "precompute") if name == "all" and bounded else ("precompute",) if bounded else ("live",)
         for adaln in adalns if asked.adaln == "auto" else (asked.adaln,):
-            ways.append(replace(setting, residency=name, adaln=adaln, row_chunk=asked.row_chunk or 0))
+            ways.append(replace(setting, residency=name, adaln=adaln, row_chunk=chunk))
     yield from ways
-    if asked.row_chunk is None and cuda and asked.ranks == 1:
+    if asked.row_chunk is None and bounded and asked.ranks == 1:
         for chunk in _chunks(total):
             # where others need chunks, these two are quicker
             yield from (replace(way, row_chunk=chunk) for way in ways[-2:])
@@ -154,20 +175,25 @@ def _fits(need: int, free: int | None) -> bool:
     return free is None or need * NEAR <= free
 
 
-def _reasons(asked: Asked, chosen: Setting, need: tuple[int, int], free: Free) -> dict[str, str]:
-    if chosen.device == "cpu":
+def _reasons(asked: Asked, chosen: Choice, device: str, free: Free, total: int) -> dict[str, str]:
+    needs = [("device", chosen.device_bytes, free.device, "free")] if device == "cuda" else []
+    needs.append(("host", chosen.host_bytes, free.host, "given" if free.given else "free"))
+    told = "auto: " + ", ".join(
+        f"{name} {need / GIB:.1f} GiB needed, "
+        + ("not told what is free" if there is None else f"{there / GIB:.1f} GiB {how}")
+        for name, need, there, how in needs
+    )
+    if device == "cpu" and free.host is None:
         told = "auto on cpu"
-    else:
-        told = "auto: " + ", ".join(
-            f"{name} {amount / GIB:.1f} GiB needed, "
-            + ("not told what is free" if there is None else f"{there / GIB:.1f} GiB free")
-            for name, amount, there in zip(("device", "host"), need, (free.device, free.host), strict=True)
-        )
-        if not (_fits(need[0], free.device) and _fits(need[1], free.host)):
-            told += "; nothing fits with a tenth to spare, this comes nearest"
+    elif not all(_fits(need, there) for _, need, there, _ in needs):
+        refused = free.given and not _fits(chosen.host_bytes, free.host)
+        told += "; nothing fits with a tenth to spare, " + ("so it is refused" if refused else "this comes nearest")
     named = "asked for"
+    chunk = named if asked.row_chunk is not None else told if chosen.row_chunk else "auto: all rows"
+    if asked.row_chunk and not chosen.row_chunk:
+        chunk = f"asked for {asked.row_chunk:,} at a time, and all {total:,} rows are no more than that"
     return {
         "residency": told if asked.residency == "auto" else named,
-        "adaln": named if asked.adaln != "auto" else f"auto: {chosen.residency} residency on {chosen.device}",
-        "row_chunk": named if asked.row_chunk is not None else told if chosen.row_chunk else "auto: all rows",
+        "adaln": named if asked.adaln != "auto" else f"auto: {chosen.residency} residency on {device}",
+        "row_chunk": chunk,
     }

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Callable, Iterable, Mapping
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -91,7 +90,7 @@ def write_media(
     *,
     frames: int | None = None,
     seconds: float | None = None,
-    stage: Callable[[str], AbstractContextManager[None]] = lambda name: nullcontext(),
+    ready: Callable[[], object] = lambda: None,
 ) -> Written:
     """Encode clips as they come, read the file back, and only then give it its name, which `Written.path` says.
 
@@ -103,7 +102,7 @@ def write_media(
             silence and reported as a fault.
         frames: how many frames the clips hold; needed for `.npz`.
         seconds: cut picture and sound to this length.
-        stage: measures the reading back, as `mux`.
+        ready: called before the file gets its name; what it raises leaves none.
 
     Raises ValueError for clips or a waveform of another shape, OSError for a disk that refuses or a file that does
     not read back as written; whatever happens, no partial file stays at `path`.
@@ -118,11 +117,11 @@ def write_media(
     content = Content(clips, sound, output, expected=expected, most=most)
     with unfinished(path) as temporary:
         write_content(temporary, suffix, content)
-        with stage("mux"):
-            read_back(temporary, suffix, content)
+        read_back(temporary, suffix, content)
         hashes = content.hashes()
         if suffix:
             hashes["file"] = hash_file(temporary)
+        ready()
         path = place_output(temporary, path, output.overwrite)
     return Written(path, content.frames, 0 if sound is None else sound.shape[1], hashes, faults)
 

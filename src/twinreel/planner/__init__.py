@@ -10,11 +10,11 @@ from ..calibration import identity, profile_of, read_profile
 from ..config import EngineConfig, check_config
 from ..demo import model_folder
 from ..errors import CheckpointError
-from ..limits import clip_frames
+from ..limits import clip_frames, counted
 from ..machine import Memory, cuda_memory, host_memory
 from ..media.read import read_source
 from ..media.remote import fetched
-from ..memory.choose import NEAR, Asked, choose, free_memory, refusals
+from ..memory.choose import GIB, NEAR, Asked, Choice, admit, choose, free_memory, refusals
 from ..memory.estimate import Setting, estimate
 from ..plan import Plan, describe_plan, make_plan, warn_of_fp8
 from ..policy_options import format_policy, parse_policy
@@ -23,7 +23,7 @@ from ..presentation import count_tokens
 from ..request import Request, check_request
 from ..sources import Source
 from ..spec import AUDIO_CHANNELS, Spec
-from ..topology import check_choices
+from ..topology import check_choices, choose_mesh, sizes_of
 from ..weights import locate, read_spec
 from ..weights.fingerprint import fingerprint
 from ..weights.locate import Checkpoint
@@ -40,8 +40,11 @@ class Door:
     device: int | None
     tokenizer: Tokenizer
 
-    def check(self, request: Request, sources: Sequence[Source] | None = None) -> tuple[Plan, int]:
-        """The request's plan, and how many tokens its prompt has; `sources` is what `look` has seen, if it has.
+    def check(
+        self, request: Request, sources: Sequence[Source] | None = None
+    ) -> tuple[Plan, int, tuple[Setting, Choice]]:
+        """The request's plan, how many tokens its prompt has, and how it would run; `sources` is what `look` has seen, if
+        it has.
 
         Raises what `Engine.generate` raises before it loads weights.
         """
@@ -49,10 +52,23 @@ class Door:
         plan = make_plan(request, self.spec, look(request, self.spec) if sources is None else sources)
         plan = warn_of_fp8(plan, parse_precision(self.config.precision)[1])
         tokens = count_tokens(plan, self.tokenizer, self.spec)
+        chosen = self.choose(plan, tokens)
         profile = profile_of(parse_policy(request.policy))
         if profile is not None:
             read_profile(profile, identity(plan, self._version(plan.partition)))
-        return plan, tokens
+        return plan, tokens, chosen
+
+    def choose(self, plan: Plan, tokens: int) -> tuple[Setting, Choice]:
+        """How an engine of this configuration would run `plan`. Raises ConfigError where it would refuse."""
+        config, spec = self.config, self.spec
+        setting = _setting(config, spec, self.device)
+        ranks = config.gpus or 1
+        asked = Asked(config.residency, config.adaln, config.row_chunk, ranks, refusals(setting.fp8, spec, ranks))
+        free = free_memory(config.host_memory, None if self.device is None else cuda_memory()[self.device].free)
+        rows = count_rows(segment_rows(plan, tokens, spec))
+        choice = admit(choose(asked, plan, rows, spec, setting, free), asked, free)
+        made = replace(setting, residency=choice.residency, adaln=choice.adaln, row_chunk=choice.row_chunk)
+        return made, choice
 
     def _version(self, partition: str) -> str | None:
         try:
@@ -75,7 +91,7 @@ def plan_request(request: Request, config: EngineConfig) -> dict[str, Any]:
     policy = format_policy(parse_policy(request.policy))  # before the configuration, as `generate` does
     door = open_door(config, weights=False)  # before the download, too
     checkpoint, spec, number = door.checkpoint, door.spec, door.device
-    plan, tokens = door.check(request)
+    plan, tokens, (setting, choice) = door.check(request)
     rows = segment_rows(plan, tokens, spec)
     facts = describe_plan(plan)
     for name in ("conditions", "notes", "warnings"):
@@ -83,9 +99,11 @@ def plan_request(request: Request, config: EngineConfig) -> dict[str, Any]:
     facts["policy"] = policy
     host = host_memory()
     memory = {"host": host} if number is None else {"device": cuda_memory()[number], "host": host}
-    totals = {kind: sum(row["rows"] for row in rows if row["kind"] == kind) for kind in ("text", "video", "audio")}
-    setting, why = _choose(config, plan, totals, spec, number)
-    stages = estimate(plan, totals, spec, setting)
+    stages = estimate(plan, count_rows(rows), spec, setting)
+    judged = verdict(stages, memory, config.gpus or 1)
+    if config.host_memory is not None:
+        need = _size(choice.host_bytes)
+        judged["why"].append(f"host_memory: {need} needed at most, {_size(config.host_memory * GIB)} given")
     return {
         "model": str(checkpoint.path),
         "plan": facts,
@@ -95,9 +113,9 @@ def plan_request(request: Request, config: EngineConfig) -> dict[str, Any]:
         "memory": {
             "estimate": "predicted peak bytes of each stage; real ones differ",
             "setting": vars(setting),
-            "chosen": why,
+            "chosen": choice.why,
             "stages": stages,
-            **verdict(stages, memory, config.gpus or 1),
+            **judged,
         },
         "notes": [*checkpoint.notes, *plan.notes],
         "warnings": list(plan.warnings),
@@ -111,7 +129,7 @@ def in_words(facts: Mapping[str, Any]) -> dict[str, Any]:
         "task": f"{plan['task']} ({plan['partition']} weights of {facts['model']})",
         "canvas": "x".join(map(str, plan["canvas"])),
         "length": f"{plan['frames']} frames = {plan['seconds']:.4f} s",
-        "steps": f"{plan['steps']} steps = {plan['calls']} calls at most, policy {plan['policy']}",
+        "steps": f"{plan['steps']} steps = {counted(plan['calls'], 'call')} at most, policy {plan['policy']}",
         "prompt": f"{facts['prompt']['characters']} characters; {facts['prompt']['tokens']} tokens with the references",
         "rows": f"{rows['total']}: "
         + ", ".join(f"{row['rows']} {row['role']} {row['kind']}" for row in rows["segments"]).replace(
@@ -125,7 +143,9 @@ def in_words(facts: Mapping[str, Any]) -> dict[str, Any]:
         told[reference["field"]] = f"{reference['kind']}{size}{frames}{sound}"
     setting = memory["setting"]
     kept = f"{setting['residency']} ({memory['chosen']['residency']}); AdaLN {setting['adaln']}"
-    told["memory"] = {"": memory["estimate"], "residency": kept} | {
+    rows_at_once = f"{setting['row_chunk']:,} at a time" if setting["row_chunk"] else "all at once"
+    rows_at_once += f" ({memory['chosen']['row_chunk']})"
+    told["memory"] = {"": memory["estimate"], "residency": kept, "rows": rows_at_once} | {
         stage: ", ".join(f"{name} {_size(value)}" for name, value in parts.items())
         for stage, parts in memory["stages"].items()
     }
@@ -156,11 +176,16 @@ def segment_rows(plan: Plan, tokens: int, spec: Spec) -> list[dict[str, Any]]:
     return [{"kind": kind, "role": role, "rows": count} for kind, role, count in rows]
 
 
+def count_rows(segments: Sequence[Mapping[str, Any]]) -> dict[str, int]:
+    """How many packed rows of each kind `segment_rows` tells of."""
+    return {kind: sum(row["rows"] for row in segments if row["kind"] == kind) for kind in ("text", "video", "audio")}
+
+
 def verdict(
     stages: Mapping[str, Mapping[str, int]], memory: Mapping[str, Memory | None], ranks: int = 1
 ) -> dict[str, Any]:
     """Peaks over all stages against what is free: `fits` is None where the machine does not tell, and for several
-    `ranks`, which divide among them what is predicted for one."""
+    `ranks`, each of which needs as much."""
     peaks = {name: max(stage[name] for stage in stages.values()) for name in memory}
     facts: dict[str, Any] = {"peak": peaks, "fits": True, "why": []}
     for name, peak in peaks.items():
@@ -176,7 +201,7 @@ def verdict(
         facts["why"].append(why)
     if ranks > 1:
         facts["fits"] = None
-        facts["why"].append(f"predicted for one process; each of {ranks} ranks needs at most that")
+        facts["why"].append(f"each of {ranks} ranks needs that")
     return facts
 
 
@@ -197,23 +222,13 @@ def _condition(condition: Any, plan: Plan, number: int) -> dict[str, Any]:
     return {"field": f"{field}[{condition.source}]", **facts, "cuts": cuts}
 
 
-def _choose(
-    config: EngineConfig, plan: Plan, totals: Mapping[str, int], spec: Spec, number: int | None
-) -> tuple[Setting, Mapping[str, str]]:
-    """The setting that an engine of `config` would give this request, and why."""
-    setting = _setting(config, number)
-    ranks = config.gpus or 1
-    asked = Asked(config.residency, config.adaln, config.row_chunk, ranks, refusals(setting.fp8, spec, ranks))
-    device = None if number is None else cuda_memory()[number].free
-    choice = choose(asked, plan, totals, spec, setting, free_memory(config.host_memory, device))
-    chosen = replace(setting, residency=choice.residency, adaln=choice.adaln, row_chunk=choice.row_chunk)
-    return chosen, choice.why
-
-
-def _setting(config: EngineConfig, number: int | None) -> Setting:
+def _setting(config: EngineConfig, spec: Spec, number: int | None) -> Setting:
     """How `config.resolve` lets parts run on CUDA device `number` (None: the CPU), as far as memory goes."""
     name, fp8 = parse_precision(config.precision)
     alike: dict[str, Any] = {"fp8": fp8, "encode": config.vae_encode}
+    if config.gpus is not None and config.gpus > 1:
+        mesh, _ = choose_mesh(config, config.gpus, sizes_of(spec, config))
+        alike |= {"sp": mesh.sp, "tp": mesh.tp, "text": mesh.text}
     if number is None:
         return Setting("cpu", 2 if name in ("bf16", "fp8") else 4, 4, 1, "all", **alike)
     element, table = 4 if name == "fp32" else 2, "reference" if config.ops == "reference" else "triton"

@@ -12,6 +12,7 @@ import math
 from collections.abc import Callable
 from typing import Any
 
+from ..limits import counted
 from ..noise import Rows
 from ..policy import Update
 from ..policy_options import Adaptive, Forecast, format_policy
@@ -104,11 +105,11 @@ class Forecasting:
         return facts
 
     def _idle(self) -> str:
-        calls, window = self.setting.calls, skip_window(self.setting.calls, self.options)
+        calls, window = counted(self.setting.calls, "call"), skip_window(self.setting.calls, self.options)
         pattern = getattr(self.options, "pattern", ())
         if len(window) < max(1, sum(pattern) + len(pattern)):
-            return f"{self.name} has no meaning for {calls} calls, its window is too short: all were computed"
-        return f"{self.name} never engaged: every one of {calls} calls was computed"
+            return f"{self.name} has no meaning for {calls}, its window is too short: all were computed"
+        return f"{self.name} never engaged: every one of {calls} was computed"
 
 
 def errors_to_json(errors: dict[int, tuple[float, float]]) -> dict[str, list[float]]:

@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable
 from typing import Any
 
+from ..limits import counted
 from ..noise import Rows
 from ..policy import Update
 from ..policy_options import Reuse, format_policy
@@ -82,10 +83,11 @@ class Reusing:
                 "audio": [audio for _, audio in self.changes.values()],
             }
         if not self.reused and self.options.mode != "off":
+            calls = counted(self.setting.calls, "call")
             facts["warning"] = (
-                f"reuse never engaged: every one of {self.setting.calls} calls was computed; its window is steps "
+                f"reuse never engaged: every one of {calls} was computed; its window is steps "
                 f"{self.window.start} to {self.window.stop - 1}"
                 if self.window
-                else f"reuse has no meaning for {self.setting.calls} calls: all were computed"
+                else f"reuse has no meaning for {calls}: all were computed"
             )
         return facts

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 from ..config import EngineConfig
 from ..errors import ConfigError
 from ..output.report import versions
+from ..scratch import scratch
 from ..watch import Watch, ignore
 from .frozen import FROZEN, Named
 from .setups import Setup, check_setups
@@ -44,8 +43,8 @@ def against_diffusers(config: EngineConfig, requests: Sequence[Named], watch: Wa
     rows = []
     for named in kept:
         request = replace(named.request, noise="sequential", policy="every-step")
-        with tempfile.TemporaryDirectory(prefix="twinreel-against-") as folder:
-            ours, theirs = Trace(Path(folder, "ours")), Trace(Path(folder, "theirs"))
+        with scratch("against") as folder:
+            ours, theirs = Trace(folder / "ours"), Trace(folder / "theirs")
             media = engine.generate(request, watch, ours)
             ours.finish(media.report)
             oracle.run(settle(request, parts), theirs)

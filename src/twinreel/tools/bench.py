@@ -8,17 +8,19 @@ from __future__ import annotations
 
 import argparse
 import json
+import signal
 import sys
-from collections.abc import Mapping, Sequence
-from contextlib import nullcontext, redirect_stdout
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext, redirect_stdout
 from typing import TYPE_CHECKING, Any
 
 from ..complaint import explain
 from ..config import VAE_ENCODES, EngineConfig, resolve, set_flags
 from ..errors import ConfigError, RequestError, TwinreelError
-from ..flag_words import check_positive, parse_size
+from ..flag_words import as_flags, check_idle, check_positive, parse_size
 from ..limits import PROMPT_CHARACTERS
 from ..precision import check_weights, parse_precision
+from ..stopping import stoppable
 
 if TYPE_CHECKING:
     import torch
@@ -34,11 +36,19 @@ TEXTS = {
     "e2e": "whole requests through an engine",
     "memory": "a call under caps of device memory",
 }
-MOST_LAYERS = 1000  # each is a module, which takes time and host memory before anything is measured
+MOST = {"layers": 1000, "fewest": 1000}  # modules and marks, which take host memory before anything is measured
 PASSES = ("auto", "triton", "reference")
 POSITIVE = (
     "seconds", "frames", "text", "rows", "layers", "fewest", "encode_frames", "tile_batch", "tokens", "caps", "cap",
 )  # fmt: skip
+# What of a bench grows with it, as far as it has such a flag.
+SIZING = ("rows", "frames", "encode_frames", "size", "text", "tokens", "tile_batch", "layers")
+BESIDE = {"compile": "against"}
+INSTEAD = {
+    "only decode": ("encode", "encode_frames"),
+    "only encode": ("frames", "tile_batch"),
+    "rows": ("frames", "size", "text"),
+}
 
 
 def parser() -> argparse.ArgumentParser:
@@ -58,7 +68,7 @@ def parser() -> argparse.ArgumentParser:
                 flags.add_argument("--ops", nargs="+", default=["auto"], help="tables, compared with the first")
             else:
                 flags.add_argument("--ops", default="auto", help="table of kernels")
-        if name in ("ops", "dit", "memory"):
+        if name in ("dit", "memory"):
             flags.add_argument("--layers", type=int, help="blocks of the DiT, instead of the shape's")
     _own(made)
     return whole
@@ -98,7 +108,7 @@ def _own(made: Mapping[str, argparse.ArgumentParser]) -> None:
         default=["auto"],
         help="of the decoder, compared bit for bit, and of the encoder",
     )
-    vae.add_argument("--tile-batch", type=int, nargs="+", default=[4], help="tiles a call when decoding")
+    vae.add_argument("--tile-batch", type=int, nargs="+", default=[7], help="tiles a call when decoding")
     vae.add_argument("--encode", nargs="+", choices=VAE_ENCODES, help="default fp32 and tf32, on a CPU fp32")
     vae.add_argument(
         "--encode-frames", type=int, default=22, help="frames to encode; plain fp32 takes half a second each"
@@ -114,12 +124,14 @@ def _own(made: Mapping[str, argparse.ArgumentParser]) -> None:
 
 
 def main(words: Sequence[str] | None = None) -> int:
-    """Run one bench, and explain what refuses it in three lines. Exit codes are those of the command line."""
+    """Run one bench, and explain what refuses or stops it in three lines. Exit codes are those of the command line."""
+    given = sys.argv[1:] if words is None else words
     try:
-        return perform(sys.argv[1:] if words is None else words)
-    except TwinreelError as error:
-        print(explain(error, command="bench"), file=sys.stderr)
-        return error.exit_code
+        with stoppable(last=words is None):
+            return perform(given)
+    except (TwinreelError, KeyboardInterrupt) as error:
+        print(explain(error, as_flags(given), "bench"), file=sys.stderr)
+        return error.exit_code if isinstance(error, TwinreelError) else 128 + getattr(error, "signal", signal.SIGINT)
 
 
 def perform(words: Sequence[str]) -> int:
@@ -130,15 +142,37 @@ def perform(words: Sequence[str]) -> int:
 
         return bench_scaling.main(words[1:])
     flags = parser().parse_args(words)
-    with redirect_stdout(sys.stderr) if flags.json else nullcontext():
-        try:
-            result = run(flags)
-        except ValueError as error:
-            raise ConfigError(str(error)) from error
+    seen = as_flags(words)
+    check_idle({*seen, f"only {getattr(flags, 'only', None)}"}, BESIDE, INSTEAD)
+    with redirect_stdout(sys.stderr) if flags.json else nullcontext(), refusing(vars(flags), seen):
+        result = run(flags)
     import torch
 
     print(json.dumps({"bench": flags.what, "shape": flags.shape, "torch": torch.__version__, **result}, default=str))
     return 0
+
+
+@contextmanager
+def refusing(flags: Mapping[str, Any], seen: Collection[str]) -> Iterator[None]:
+    """Inside the block a ValueError becomes a ConfigError, and so does memory that ends: it names what of `flags` sizes the
+    bench, those that were `seen` on the command line if there are any."""
+    try:
+        yield
+    except ValueError as error:
+        raise ConfigError(str(error)) from error
+    except (RuntimeError, MemoryError) as error:
+        from ..decoding import out_of_memory
+
+        if not out_of_memory(error):
+            raise
+        names = [name for name in SIZING if flags.get(name) is not None]
+        given = " ".join(
+            f"--{name.replace('_', '-')} {' '.join(map(str, value)) if isinstance(value, list) else value}"
+            for name in [name for name in names if name in seen] or names
+            for value in [flags[name]]
+        )
+        told = " ".join(str(error).split()).rpartition("DefaultCPUAllocator: ")[2][:200] or type(error).__name__
+        raise ConfigError(f"{given}: memory has no room for this ({told}); give less, or a smaller --shape") from None
 
 
 def run(flags: argparse.Namespace) -> dict[str, Any]:
@@ -146,19 +180,22 @@ def run(flags: argparse.Namespace) -> dict[str, Any]:
     from .random_weights import shape_spec
 
     check_positive(vars(flags), POSITIVE)
-    if (layers := getattr(flags, "layers", None) or 0) > MOST_LAYERS:
-        raise ConfigError(f"--layers: got {layers}; give 1 to {MOST_LAYERS}")
+    for name, most in MOST.items():
+        if (given := getattr(flags, name, None) or 0) > most:
+            raise ConfigError(f"--{name}: got {given}; give 1 to {most}")
     # flags of a stage that convolves in fp32; what a bench runs on, it chooses itself
     choices = resolve(EngineConfig(device=flags.device, ops="reference", attention="sdpa"))
     set_flags("denoise", choices)
     return RUNS[flags.what](flags, shape_spec(flags.shape, getattr(flags, "layers", None)), choices.device)
 
 
-def _sizes(flags: argparse.Namespace) -> Sizes:
-    from .bench_dit import Sizes
+def _sizes(flags: argparse.Namespace, spec: Spec) -> Sizes:
+    from .bench_dit import Sizes, check_sizes
 
     size = flags.size or ("1344x768" if flags.shape == "released" else None)
-    return Sizes(flags.frames, parse_size(size) if size else None, getattr(flags, "text", 1))
+    sizes = Sizes(flags.frames, parse_size(size) if size else None, getattr(flags, "text", 1))
+    check_sizes(sizes, spec)
+    return sizes
 
 
 def _setting(flags: argparse.Namespace, device: torch.device, dtype: torch.dtype, **more: bool) -> Setting:
@@ -171,7 +208,7 @@ def _ops(flags: argparse.Namespace, spec: Spec, device: torch.device) -> dict[st
     from .bench_dit import plan_of
     from .bench_ops import bench_ops
 
-    rows = flags.rows or plan_of(_sizes(flags), spec)[1].tags_S.shape[0]
+    rows = flags.rows or plan_of(_sizes(flags, spec), spec)[1].tags_S.shape[0]
     return bench_ops(spec.dit, rows, device, _dtype([flags.precision]), flags.seconds)
 
 
@@ -179,14 +216,13 @@ def _dit(flags: argparse.Namespace, spec: Spec, device: torch.device) -> dict[st
     from .bench_dit import bench_dit
     from .oracle import check_diffusers
 
-    if flags.compile and not flags.against:
-        raise ConfigError("compile: means nothing without --against diffusers; give that too, or leave it out")
     if flags.against:
         check_diffusers()
+    sizes = _sizes(flags, spec)
     ways = [_way(word, name, spec, device, flags.attention) for word in flags.precision for name in flags.ops]
     print(f"{device}: {', '.join(f'{way.precision}, {way.ops.name}, {way.why}' for way in ways)}")
     more = {"profile": flags.profile, "against": bool(flags.against), "compiled": flags.compile}
-    return bench_dit(spec, _sizes(flags), ways, _setting(flags, device, _dtype(flags.precision), **more))
+    return bench_dit(spec, sizes, ways, _setting(flags, device, _dtype(flags.precision), **more))
 
 
 def _vae(flags: argparse.Namespace, spec: Spec, device: torch.device) -> dict[str, Any]:
@@ -202,7 +238,7 @@ def _vae(flags: argparse.Namespace, spec: Spec, device: torch.device) -> dict[st
     passes = list(dict.fromkeys(map(table, flags.passes)))
     halves = [flags.only] if flags.only else ["decode", "encode"]
     asked = Asked(halves, passes, flags.tile_batch, kinds, flags.encode_frames, flags.fewest, flags.seconds)
-    return bench_vae(spec, _sizes(flags), device, asked)
+    return bench_vae(spec, _sizes(flags, spec), device, asked)
 
 
 def _encoder(flags: argparse.Namespace, spec: Spec, device: torch.device) -> dict[str, Any]:
@@ -222,14 +258,16 @@ def _e2e(flags: argparse.Namespace, spec: Spec, device: torch.device) -> dict[st
         raise ConfigError(f"cap: is of a CUDA device's memory, this run is on {device}; leave it out")
     config = EngineConfig(device=str(device), **same)
     with capped(device, flags.cap):
-        return bench_e2e(spec, _sizes(flags), config, flags.policy, flags.steps) | {"cap_gib": flags.cap}
+        return bench_e2e(spec, _sizes(flags, spec), config, flags.policy, flags.steps) | {"cap_gib": flags.cap}
 
 
 def _memory(flags: argparse.Namespace, spec: Spec, device: torch.device) -> dict[str, Any]:
     from .bench_memory import bench_memory
 
     way = _way(flags.precision, flags.ops, spec, device, flags.attention)
-    return bench_memory(spec, _sizes(flags), way.ops, _setting(flags, device, _dtype([flags.precision])), flags.caps)
+    return bench_memory(
+        spec, _sizes(flags, spec), way.ops, _setting(flags, device, _dtype([flags.precision])), flags.caps
+    )
 
 
 RUNS = {"ops": _ops, "dit": _dit, "vae": _vae, "encoder": _encoder, "e2e": _e2e, "memory": _memory}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
@@ -11,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from ..layout import PackedLayout, build_layout, shard
+from ..limits import PROMPT_CHARACTERS, Range, durations
 from ..models.dit import DiT
 from ..models.modulation import LiveModulation, Modulation
 from ..models.quantized import quantized_kind
@@ -22,7 +24,7 @@ from ..plan import Plan, make_plan
 from ..precision import Fp8
 from ..request import Request, check_request
 from ..schedule import make_sigmas, step_timesteps
-from ..spec import Spec
+from ..spec import FPS, Spec
 from .bench_fp8 import attention_rates, product_rate, product_shapes
 from .random_weights import RandomWeights, fill
 from .timing import card, device_memory, kernels, measure, product_roof, release
@@ -77,14 +79,23 @@ class Setting:
 def request_of(sizes: Sizes, **more: Any) -> Request:
     """A T2VA request whose prompt has as many words as `RandomWeights` is to make tokens of; `more` fields of it."""
     prompt = " ".join(chr(ord("a") + number % 26) for number in range(sizes.text))
-    return Request(prompt, size=sizes.size, duration=sizes.frames / 24, **more)
+    return Request(prompt, size=sizes.size, duration=sizes.frames / FPS, **more)
+
+
+def check_sizes(sizes: Sizes, spec: Spec) -> None:
+    """Refuse what no request of this model has, by the names and in the units of a bench's flags. Raises RequestError."""
+    seconds = durations(spec.world)
+    frames = math.ceil(seconds.low * FPS), math.floor(seconds.high * FPS)
+    Range(*frames, "frames", whole=True, owned=True).check("frames", sizes.frames)
+    words = (int(PROMPT_CHARACTERS.high) + 1) // 2  # of a letter each, with spaces between
+    Range(1, words, "rows", whole=True).check("text", sizes.text)
+    check_request(request_of(sizes), spec)
 
 
 def plan_of(sizes: Sizes, spec: Spec) -> tuple[Plan, PackedLayout]:
     """The plan of a T2VA request and its layout with `text` prompt rows. Raises RequestError."""
-    request = request_of(sizes)
-    check_request(request, spec)
-    plan = make_plan(request, spec)
+    check_sizes(sizes, spec)
+    plan = make_plan(request_of(sizes), spec)
     return plan, build_layout(plan, torch.ones(sizes.text, dtype=torch.int64), spec)
 
 

@@ -13,6 +13,7 @@ from typing import Any
 
 from ..config import EngineConfig, resolve
 from ..engine import Engine
+from ..limits import counted
 from ..output import OutputOptions
 from ..request import Request, check_request
 from ..spec import Spec
@@ -77,6 +78,6 @@ def told(row: dict[str, Any]) -> str:
     """A request in a line."""
     stages = ", ".join(f"{name} {record['seconds']:.2f}" for name, record in row["stages"].items())
     width, height = row["canvas"]
-    size = f"{width}x{height}, {row['frames']} frames, {row['calls']} calls"
+    size = f"{width}x{height}, {row['frames']} frames, {counted(row['calls'], 'call')}"
     faults = f"; at fault: {', '.join(row['faults'])}" if row.get("faults") else ""
     return f"{row['policy']:20} {row['seconds']:.2f} s ({size}: {stages}), {row['times_exact']:.3f} x exact{faults}"

@@ -1,7 +1,8 @@
 """`twinreel bench scaling OUT.json`: one host's GPUs, one topology after the other, on random weights.
 
 Each case is `MESH[:VARIANT][:WHAT]`: `sp1`, `sp2:plain`, `sp4:overlapped`, `sp2tp2`, `tp2`, `sp2:vae`, `sp4:whole`,
-`sp4:whole-balanced`. What OUT.json holds is not measured again, so a run can be cut into pieces.
+`sp4:whole-balanced`. `sp1` is the call of one rank on every card that the cases use, all at once: a pair is as fast as
+its slower card. What OUT.json holds is not measured again, so a run can be cut into pieces.
 """
 
 from __future__ import annotations
@@ -9,24 +10,28 @@ from __future__ import annotations
 import argparse
 import json
 import re
+import sys
 import tempfile
 import time
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext, redirect_stdout
 from dataclasses import dataclass, replace
 from functools import partial
 from multiprocessing import get_context
 from multiprocessing.connection import Connection, wait
+from multiprocessing.synchronize import Barrier
 from pathlib import Path
 from typing import Any
 
 from ..config import MOST, Choices, EngineConfig, resolve
 from ..errors import ConfigError, RequestError
-from ..flag_words import check_positive, parse_size
+from ..flag_words import as_flags, check_idle, check_positive, parse_size
 from ..limits import STEPS
 from ..spec import Spec
 from ..topology import Sizes as Heads
 from ..topology import choose_mesh, choose_variant
-from .scaling_record import Record, base_path, read_base
+from .scaling_record import Record, base_path, beside_cards, each_card, read_base
+from .workers import follow, start
 
 VARIANTS = ("plain", "packed", "overlapped")
 WHATS = ("call", "vae", "whole", "whole-balanced")
@@ -48,6 +53,11 @@ class Case:
     def world(self) -> int:
         """Ranks."""
         return self.sp * self.tp
+
+    @property
+    def each(self) -> bool:
+        """Whether every card measures it alone."""
+        return self.world == 1 and self.what == "call"
 
     @property
     def name(self) -> str:
@@ -113,7 +123,7 @@ def default_cases(devices: int, whole: bool) -> list[Case]:
 
 def parser() -> argparse.ArgumentParser:
     """The flags."""
-    flags = argparse.ArgumentParser(prog="twinreel bench scaling", description=__doc__)
+    flags = argparse.ArgumentParser(prog="twinreel bench scaling", description=__doc__, allow_abbrev=False)
     flags.add_argument("out", type=Path, help="JSON file to write, and to go on from")
     flags.add_argument("--only", help="cases, comma-separated; default: all that this host's GPUs allow")
     flags.add_argument("--shape", choices=("released", "bundled", "tiny", "wide"), default="released")
@@ -126,42 +136,64 @@ def parser() -> argparse.ArgumentParser:
     flags.add_argument("--attention", default="auto")
     flags.add_argument("--seconds", type=float, default=6.0, help="how long each call is measured")
     flags.add_argument("--calls", type=int, help="whole requests: model calls, instead of the 49 of 50 steps")
-    flags.add_argument("--whole", action="store_true", help="whole requests too, where --only does not say")
+    flags.add_argument("--whole", action="store_true", help="whole requests too, in place of --only")
+    flags.add_argument("--json", action="store_true", help="one JSON line on stdout, everything else on stderr")
     flags.add_argument("--budget", type=float, default=520.0, help="seconds after which no further case is begun")
     flags.add_argument("--case-limit", type=float, default=300.0, help="seconds for a case before it counts as stuck")
     return flags
 
 
-def main(words: Sequence[str] | None = None) -> int:
+def main(words: Sequence[str]) -> int:
     """Measure what is missing. Exit code 0, or 1 when a case failed. Raises ConfigError and RequestError for flags that
     cannot be met and files that cannot be used, before a process is started."""
     flags = parser().parse_args(words)
+    check_idle(as_flags(words), {}, {"only": ("whole",)})
     check_positive(vars(flags), ("gpus", "frames", "text", "seconds", "calls", "budget", "case_limit"))
-    try:
-        cases, settings = prepare(flags)
-    except ValueError as error:
-        raise ConfigError(str(error)) from error
-    record = Record(flags.out, settings.alike)
-    read_base(Path(settings.base))
-    start, pool = time.monotonic(), None
-    for case in sorted((case for case in cases if not record.has(case.name)), key=lambda case: (case.world, case.what)):
-        if time.monotonic() - start > flags.budget:
-            print(f"bench scaling: the budget is spent before {case.name}; run the same command again")
-            break
-        if pool is None or pool.world != case.world:
-            if pool is not None:
-                pool.close()
-            pool = Pool(case.world, settings)
-        begin = time.monotonic()
-        result, failure = pool.run(case, flags.case_limit)
-        if failure is not None:
-            pool.close()
-            pool = None
-        record.keep(case.name, result, failure, time.monotonic() - begin)
-    if pool is not None:
-        pool.close()
+    with redirect_stdout(sys.stderr) if flags.json else nullcontext():
+        try:
+            cases, settings = prepare(flags)
+        except ValueError as error:
+            raise ConfigError(str(error)) from error
+        record = Record(flags.out, settings.alike)
+        read_base(Path(settings.base))
+        measure(cases, settings, record, flags)
     print(json.dumps({"bench": "scaling", **record.values}))
     return 1 if record.failed else 0
+
+
+def measure(cases: Sequence[Case], settings: Settings, record: Record, flags: argparse.Namespace) -> None:
+    """Measure what of `cases` the record lacks, and keep it there."""
+    cards = max((case.world for case in cases), default=1)
+    missing = [case for case in cases if not record.has(case.name, cards if case.each else 0)]
+    start, pool = time.monotonic(), None
+    try:
+        for case in sorted(missing, key=lambda case: (case.world, case.what)):
+            if time.monotonic() - start > flags.budget:
+                print(f"bench scaling: the budget is spent before {case.name}; run the same command again")
+                return
+            if pool is None or pool.world != case.world:
+                if pool is not None:
+                    pool.close()
+                pool = Pool(case.world, cards if case.world == 1 else case.world, settings)
+            begin = time.monotonic()
+            results, failure = pool.run(case, flags.case_limit)
+            if failure is not None:
+                pool.close()
+                pool = None
+            record.keep(case.name, _told(case, results, record), failure, time.monotonic() - begin)
+    finally:
+        if pool is not None:
+            pool.close()
+
+
+def _told(case: Case, results: Sequence[Any], record: Record) -> Any:
+    """What is kept of a case: the first rank's figures, a call's with what single cards take."""
+    if not results or case.what != "call":
+        return results[0] if results else None
+    if case.each:
+        return each_card(results)
+    one = record.values["cases"].get("sp1")
+    return results[0] if one is None else beside_cards(results[0], case.world, one)
 
 
 def prepare(flags: argparse.Namespace) -> tuple[list[Case], Settings]:
@@ -234,47 +266,50 @@ def check_case(config: EngineConfig, choices: Choices, spec: Spec, case: Case) -
 
 
 class Pool:
-    """`world` processes, each on its device, that measure cases together."""
+    """`world` processes, each on its device, that measure cases together; or for a `world` of 1 as many as there are
+    `cards`, that each measure alone at the same time, where the case is for every card."""
 
-    def __init__(self, world: int, settings: Settings) -> None:
+    def __init__(self, world: int, cards: int, settings: Settings) -> None:
         self.world = world
         self._folder = tempfile.TemporaryDirectory(prefix="twinreel-scaling-")
         spawn = get_context("spawn")
         self._lines: list[Connection] = []
         self._processes = []
-        for rank in range(world):
+        self._together = spawn.Barrier(cards)  # it ends with the last who holds it here
+        for rank in range(cards):
             ours, theirs = spawn.Pipe()
             meeting = str(Path(self._folder.name, "meeting"))
-            process = spawn.Process(target=serve, args=(rank, world, meeting, theirs, settings), daemon=True)
-            process.start()
+            given = rank, world, meeting, settings, self._together
+            process = spawn.Process(target=serve, args=(theirs, *given), daemon=True)
+            start(process)
             theirs.close()
             self._lines.append(ours)
             self._processes.append(process)
 
-    def run(self, case: Case, limit: float) -> tuple[Any, str | None]:
-        """Rank 0's figures, or what went wrong on the first rank that says so."""
+    def run(self, case: Case, limit: float) -> tuple[list[Any], str | None]:
+        """Every process's figures, rank 0's first, or what went wrong on the first rank that says so."""
         end = time.monotonic() + limit
-        result: Any = None
-        waiting: list[Any] = list(self._lines)
+        lines = self._lines if case.each else self._lines[: self.world]
+        results: list[Any] = [None] * len(lines)
+        waiting: list[Any] = list(lines)
         try:
-            for line in self._lines:
+            for line in lines:
                 line.send(case)
             while waiting:
                 ready = wait(waiting, max(0.0, end - time.monotonic()))
                 if not ready:
-                    late = [rank for rank, line in enumerate(self._lines) if line in waiting]
-                    return None, f"rank {late} did not answer within {limit:.0f} s"
-                for rank, line in enumerate(self._lines):
+                    late = [rank for rank, line in enumerate(lines) if line in waiting]
+                    return [], f"rank {late} did not answer within {limit:.0f} s"
+                for rank, line in enumerate(lines):
                     if line in ready:
-                        value, error = line.recv()
+                        results[rank], error = line.recv()
                         if error is not None:
-                            return None, error
-                        result = value if rank == 0 else result
+                            return [], error
                         waiting.remove(line)
         except (EOFError, OSError):
             codes = {rank: process.exitcode for rank, process in enumerate(self._processes)}
-            return None, f"a rank ended; exit codes {codes}"
-        return result, None
+            return [], f"a rank ended; exit codes {codes}"
+        return results, None
 
     def close(self) -> None:
         """End the processes."""
@@ -286,11 +321,12 @@ class Pool:
         self._folder.cleanup()
 
 
-def serve(rank: int, world: int, meeting: str, line: Connection, settings: Settings) -> None:
+def serve(line: Connection, rank: int, world: int, meeting: str, settings: Settings, together: Barrier) -> None:
     """A rank: measure what is sent until the other end is gone."""
+    follow()
     import traceback
 
-    from .scaling_cases import Bench
+    from .scaling_cases import MEETING, Bench
 
     bench: Bench | None = None
     while True:
@@ -299,7 +335,7 @@ def serve(rank: int, world: int, meeting: str, line: Connection, settings: Setti
         except (EOFError, OSError):
             return
         try:
-            bench = bench or Bench(rank, world, meeting, settings)
+            bench = bench or Bench(rank, world, meeting, settings, partial(together.wait, MEETING))
             line.send((bench.run(case), None))
         except Exception as error:  # the edge of the process: the parent writes it down
             told = f"rank {rank}: {traceback.format_exc(limit=-6)}"

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ..decoding import out_of_memory
 from ..models.video_decoder import VideoDecoder
 from ..models.video_encoder import VideoEncoder
 from ..ops import frames as frame_ops
@@ -97,7 +98,7 @@ def _encodes(spec: Spec, pixels: Tensor, asked: Asked) -> list[dict[str, Any]]:
         try:
             first.append(encoder.encode(clip)[0])  # one clip is the warm-up of many, and shows the distance
         except RuntimeError as error:
-            if KINDS[kind] != torch.float16:
+            if KINDS[kind] != torch.float16 or out_of_memory(error):
                 raise
             found.append(row | {"refused": str(error)})  # drawn weights may leave its range
             continue

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import ConfigError, RequestError
-from ..limits import shown
+from ..limits import counted, shown
 from ..tool_flags import Compare, Quantize, Validate
 from ..watch import Event
 from . import against, pareto
@@ -121,4 +121,5 @@ class _Progress:
         if event.stage == "denoise" and event.done == event.total:
             self.runs += 1
             if not self.quiet:
-                print(f"twinreel: run {self.runs}: {event.total} steps in {event.seconds:.1f} s", file=sys.stderr)
+                made = counted(event.total, "call")
+                print(f"twinreel: run {self.runs}: {made} in {event.seconds:.1f} s", file=sys.stderr)

@@ -12,6 +12,7 @@ from typing import Any
 
 from ..errors import ConfigError, RequestError
 from ..output.report import versions
+from ..scratch import scratch
 from ..watch import Watch, ignore
 from .frozen import FROZEN, Named
 from .plots import Frame, Point, draw_points
@@ -66,7 +67,7 @@ def pareto(base: Setup, requests: Sequence[Named], watch: Watch = ignore, worker
             left_out[PRECISION] = str(error)
     shown = {name: setup for name, setup in asked.items() if name not in left_out}
     # removed here, however a worker ends
-    with tempfile.TemporaryDirectory(prefix="twinreel-pareto-") as folder:
+    with scratch("pareto") as folder:
         work = partial(_measure, base, shown, folder)
         parts = [kept[i::workers] for i in range(workers)]
         found = [work(kept, watch)] if workers == 1 else divide(work, parts, watch)
@@ -100,7 +101,7 @@ def _check(base: Setup, kept: Sequence[Named], workers: int) -> int:
 
 
 def _measure(
-    base: Setup, shown: Mapping[str, Setup], folder: str, requests: Sequence[Named], watch: Watch
+    base: Setup, shown: Mapping[str, Setup], folder: Path, requests: Sequence[Named], watch: Watch
 ) -> tuple[list[dict[str, float]], dict[str, list[dict[str, Any]]]]:
     """The base's costs, and what `validate.measure` says of each setup; results wait in `folder`."""
     runs = Runs(Path(tempfile.mkdtemp(dir=folder)), watch)

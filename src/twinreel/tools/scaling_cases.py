@@ -46,17 +46,19 @@ FEWEST, MOST = 3, 200  # calls measured
 
 
 class Bench:
-    """One rank. It keeps the axes and the model of the last mesh."""
+    """One rank, or one of several cards that each run alone. It keeps the axes and the model of the last mesh. `together`
+    returns once all processes of its kind are there."""
 
-    def __init__(self, rank: int, world: int, meeting: str, settings: Settings) -> None:
+    def __init__(self, rank: int, world: int, meeting: str, settings: Settings, together: Callable[[], object]) -> None:
         self.rank, self.world, self.settings, self.spec = rank, world, settings, shape_spec(settings.shape)
+        self._together = together
         self.sizes = Sizes(settings.frames, settings.size, settings.text)
         cuda = settings.device == "cuda"
         device = f"cuda:{rank}" if cuda else "cpu"
         if cuda:
             torch.cuda.set_device(rank)
-        else:
-            torch.set_num_threads(1)
+        threads = max(1, torch.get_num_threads() // world) if cuda else 1  # as ranks of one host divide them
+        torch.set_num_threads(threads)
         if world > 1:
             import torch.distributed as dist
 
@@ -65,7 +67,7 @@ class Bench:
             dist.init_process_group("gloo", timeout=timedelta(seconds=MEETING), **where)
         config = EngineConfig(
             device=device, ops=settings.ops, attention=settings.attention, adaln="precompute", vae_encode="fp32",
-            threads=None if cuda else 1,
+            threads=threads,
         )  # fmt: skip
         self.choices = resolve(config, self.spec.dit.head_dim)
         self.weights = RandomWeights(self.spec, self.choices.device)
@@ -177,6 +179,7 @@ class Bench:
         self._reset_peak()
         slowest = max(parallel.control.tell_all(spent[0]))
         laps.clear()
+        self._together()
         for _ in range(max(FEWEST, min(MOST, int(self.settings.seconds / slowest)))):
             made = one()
         return laps, made
@@ -283,8 +286,8 @@ class Bench:
                     yield clip
 
             with tempfile.TemporaryDirectory(prefix="twinreel-bench-") as folder:
-                write = partial(write_media, Path(folder, "a.mp4"), waveform=made[0], stage=stages.stage)
-                beside(write, kept())
+                write = partial(write_media, Path(folder, "a.mp4"), waveform=made[0])
+                beside(write, kept(), rest=stages.stage("mux"))
         return [*made, *media]
 
     def _head_bytes(self) -> int:

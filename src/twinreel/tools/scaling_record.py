@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -30,9 +30,9 @@ class Record:
             self.values = _read(path)
             check_same(path, self.values["settings"], settings)
 
-    def has(self, case: str) -> bool:
-        """Whether it has been measured."""
-        return case in self.values["cases"]
+    def has(self, case: str, cards: int = 0) -> bool:
+        """Whether it has been measured, on each of so many cards where `cards` says so."""
+        return case in self.values["cases"] and len(self.values["cases"][case].get("cards", ())) >= cards
 
     def keep(self, case: str, result: Any, error: str | None, seconds: float) -> None:
         """Write one case down, and say it in a line. Raises ConfigError where that fails."""
@@ -49,6 +49,29 @@ class Record:
         except OSError as failure:
             raise ConfigError(f"out: {self.path} could not be written ({why(failure)}); name another file") from failure
         self._begun = True
+
+
+def each_card(results: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """The first card's figures, with the seconds of every card, all of which ran the same call at once, as in a mesh: so
+    they share the host, its power and its cooling."""
+    seconds = [result["seconds"] for result in results]
+    told = f"; cards at once: {_listed(seconds)}" if len(seconds) > 1 else ""
+    return {**results[0], "line": results[0]["line"] + told, "cards": seconds, "cards_ran": "at once"}
+
+
+def beside_cards(result: Mapping[str, Any], world: int, one: Mapping[str, Any]) -> dict[str, Any]:
+    """A call of `world` ranks, with how many times as fast it is as `one`: as the slowest of its cards, whose pace it has,
+    where all of them were measured, and as the first one."""
+    seconds, cards = result["seconds"], one.get("cards", [])[:world]
+    times = {"slowest": max(cards) / seconds} if len(cards) == world else {}
+    times["first"] = one["seconds"] / seconds
+    told = f"{times['slowest']:.2f}x of the slowest card, " if "slowest" in times else ""
+    told += f"{times['first']:.2f}x of the first" + (f" (alone {_listed(cards)})" if len(cards) == world else " card")
+    return {**result, "line": f"{result['line']}; {told}", "times": times}
+
+
+def _listed(seconds: Sequence[float]) -> str:
+    return " ".join(f"{value:.4f}" for value in seconds) + " s"
 
 
 def _read(path: Path) -> dict[str, Any]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -12,6 +11,7 @@ from ..errors import RequestError
 from ..limits import shown
 from ..output.report import versions
 from ..request_json import request_from_json
+from ..scratch import scratch
 from ..small_files import MOST_JSON, read_small_json, why
 from ..spec import Spec
 from ..watch import Watch, ignore
@@ -40,8 +40,8 @@ def validate(
     """
     check_bounds(bounds)
     kept = check_setups((base, test), requests)
-    with tempfile.TemporaryDirectory(prefix="twinreel-validate-") as folder:
-        runs = Runs(Path(folder), watch)
+    with scratch("validate") as folder:
+        runs = Runs(folder, watch)
         spec = runs.engine(base.engine).spec
         tests = {"test": test}
         if matrix:

@@ -40,7 +40,7 @@ def divide(work: Work[P, R], parts: Sequence[P], watch: Watch = ignore) -> list[
         for number, part in enumerate(parts):
             ours, theirs = spawn.Pipe()
             processes.append(spawn.Process(target=_carry_out, args=(theirs, work, part), daemon=True))
-            _start(processes[-1])
+            start(processes[-1])
             theirs.close()
             lines[ours] = number
         while lines:
@@ -61,8 +61,9 @@ def divide(work: Work[P, R], parts: Sequence[P], watch: Watch = ignore) -> list[
     return [done[number] for number in range(len(parts))]
 
 
-def _start(process: SpawnProcess) -> None:
-    """Start it with signals held back: Ctrl-C reaches every process of a terminal, and this one alone acts on it."""
+def start(process: SpawnProcess) -> None:
+    """Start it, which calls `follow`, with signals held back: Ctrl-C reaches every process of a terminal, and this one
+    alone acts on it."""
     resource_tracker.ensure_running()  # started below, it would let the signals through
     before = signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
     try:
@@ -81,11 +82,16 @@ def _hear(line: Connection, process: SpawnProcess, number: int) -> tuple[Any, ..
         raise RankLost(f"worker {number + 1} {how} before its work was done") from None
 
 
-def _carry_out(line: Connection, work: Work[P, R], part: P) -> None:
-    """The process of one worker."""
+def follow() -> None:
+    """In a process that was started by `start`: leave Ctrl-C to its parent, and end with it."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
     threading.Thread(target=_end_with_parent, daemon=True).start()
+
+
+def _carry_out(line: Connection, work: Work[P, R], part: P) -> None:
+    """The process of one worker."""
+    follow()
     try:
         result = work(part, lambda event: line.send(("event", event)))
     except Exception as error:  # the edge of the process: whoever started it raises the error
