@@ -27,6 +27,7 @@ from twinreel.tools.scaling_record import Record, beside_cards, each_card
         ("sp2tp2:plain", ["sp2tp2:plain"]),
         ("tp4", ["tp4"]),
         ("sp4:vae", ["sp4:vae"]),
+        ("sp2tp2:share", ["sp2tp2:share"]),
         ("sp2:whole-balanced", ["sp2:overlapped:whole-balanced"]),
     ],
 )
@@ -45,7 +46,8 @@ def test_scaling_measures_what_is_missing(
 ) -> None:
     out = tmp_path / "scaling.json"
     words = ["scaling", str(out), "--shape", "wide", "--device", "cpu", "--frames", "22", "--text", "5"]
-    words += ["--seconds", "0.01", "--calls", "2", "--json", "--only", "sp1,sp2:plain,sp2:overlap,sp2:whole"]
+    words += ["--seconds", "0.01", "--calls", "2", "--json"]
+    words += ["--only", "sp1,sp2:plain,sp2:overlap,sp2:whole,sp2:share,tp2:share"]
     assert main(words) == 0
     told = capsys.readouterr()
     cases = json.loads(out.read_text())["cases"]
@@ -53,6 +55,9 @@ def test_scaling_measures_what_is_missing(
     assert len(cases["sp1"]["cards"]) == 2 and cases["sp1"]["cards"][0] == cases["sp1"]["seconds"]
     for name in ("sp2:plain", "sp2:overlapped"):
         assert set(cases[name]["times"]) == {"slowest", "first"} and "x of the slowest card" in cases[name]["line"]
+    for name in ("sp2:share", "tp2:share"):  # one rank's work, so no more than its part of one rank's
+        assert cases[name]["ceiling"] == cases["sp1"]["seconds"] / cases[name]["seconds"] > 0
+        assert len(cases[name]["ranks"]) == 1 and "sha256" not in cases[name]
     calls = [cases[name] for name in ("sp1", "sp2:plain", "sp2:overlapped")]
     assert len({case["sha256"] for case in calls}) == 1
     assert calls[1]["distance_to_one"] == {"video": 0.0, "audio": 0.0}
@@ -78,6 +83,8 @@ def test_scaling_measures_what_is_missing(
         ("--only sp0", 3),
         ("--only sp1,tp0", 3),
         ("--only sp1:plain", 3),
+        ("--only sp1:share", 3),
+        ("--only sp2:plain:share", 3),
         ("--only sp2:vae:plain", 3),
         ("--only sp2:vae:whole", 3),
         ("--only sp2:sideways", 3),

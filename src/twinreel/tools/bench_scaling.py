@@ -1,8 +1,10 @@
 """`twinreel bench scaling OUT.json`: one host's GPUs, one topology after the other, on random weights.
 
 Each case is `MESH[:VARIANT][:WHAT]`: `sp1`, `sp2:plain`, `sp4:overlapped`, `sp2tp2`, `tp2`, `sp2:vae`, `sp4:whole`,
-`sp4:whole-balanced`. `sp1` is the call of one rank on every card that the cases use, all at once: a pair is as fast as
-its slower card. What OUT.json holds is not measured again, so a run can be cut into pieces.
+`sp4:whole-balanced`, `sp8:share`. `sp1` is the call of one rank on every card that the cases use, all at once: a pair is
+as fast as its slower card. A share is what one rank of a mesh computes in a call, on one card, with nothing sent: what
+the mesh would take if the exchange cost nothing. What OUT.json holds is not measured again, so a run can be cut into
+pieces.
 """
 
 from __future__ import annotations
@@ -30,11 +32,11 @@ from ..limits import STEPS
 from ..spec import Spec
 from ..topology import Sizes as Heads
 from ..topology import choose_mesh, choose_variant
-from .scaling_record import Record, base_path, beside_cards, each_card, read_base
+from .scaling_record import Record, base_path, beside_cards, beside_one, each_card, read_base
 from .workers import follow, start
 
 VARIANTS = ("plain", "packed", "overlapped")
-WHATS = ("call", "vae", "whole", "whole-balanced")
+WHATS = ("call", "share", "vae", "whole", "whole-balanced")
 MESHES = ((1, 1), (2, 1), (1, 2), (4, 1), (2, 2), (1, 4), (8, 1))  # sp, tp
 BALANCED = "forecast:balanced"
 CALLS = 49
@@ -50,9 +52,14 @@ class Case:
     what: str
 
     @property
-    def world(self) -> int:
-        """Ranks."""
+    def ranks(self) -> int:
+        """Of the mesh."""
         return self.sp * self.tp
+
+    @property
+    def world(self) -> int:
+        """Ranks that run."""
+        return 1 if self.what == "share" else self.ranks
 
     @property
     def each(self) -> bool:
@@ -102,19 +109,22 @@ def parse_case(text: str) -> list[Case]:
     what = whats[0] if whats else "call"
     if len(whats) > 1:
         raise ValueError(f"only: {text!r}: {' and '.join(whats)} are two cases; part them by a comma")
-    if named and (sp == 1 or what == "vae"):
+    if what == "share" and sp * tp == 1:
+        raise ValueError(f"only: {text!r}: one rank has it all; a share is of several, as in sp4:share")
+    if named and (sp == 1 or what in ("vae", "share")):
         raise ValueError(f"only: {text!r}: {named[0]} is how rows and heads change places over sp; leave it out")
-    if sp == 1 or what == "vae":
+    if sp == 1 or what in ("vae", "share"):
         return [Case(sp, tp, "", what)]
     every = VARIANTS if what == "call" else VARIANTS[-1:]
     return [Case(sp, tp, variant, what) for variant in named or every]
 
 
 def default_cases(devices: int, whole: bool) -> list[Case]:
-    """Calls and VAE of every mesh that fits, then whole requests on the largest."""
+    """Calls and VAE of every mesh that fits, shares of the others, then whole requests on the largest that fits."""
     meshes = [(sp, tp) for sp, tp in MESHES if sp * tp <= devices]
     names = [f"sp{sp}tp{tp}" for sp, tp in meshes]
     names += [f"sp{sp}:vae" for sp, tp in meshes if tp == 1]
+    names += [f"sp{sp}tp{tp}:share" for sp, tp in MESHES if sp * tp > devices]
     if whole:
         most = max(sp for sp, tp in meshes if tp == 1)
         names += [f"sp{most}:whole", f"sp{most}:whole-balanced"]
@@ -187,13 +197,15 @@ def measure(cases: Sequence[Case], settings: Settings, record: Record, flags: ar
 
 
 def _told(case: Case, results: Sequence[Any], record: Record) -> Any:
-    """What is kept of a case: the first rank's figures, a call's with what single cards take."""
-    if not results or case.what != "call":
+    """What is kept of a case: the first rank's figures, those of calls with what single cards take."""
+    if not results or case.what not in ("call", "share"):
         return results[0] if results else None
     if case.each:
         return each_card(results)
     one = record.values["cases"].get("sp1")
-    return results[0] if one is None else beside_cards(results[0], case.world, one)
+    if one is None:
+        return results[0]
+    return beside_one(results[0], one) if case.what == "share" else beside_cards(results[0], case.world, one)
 
 
 def prepare(flags: argparse.Namespace) -> tuple[list[Case], Settings]:
@@ -258,7 +270,7 @@ def check_case(config: EngineConfig, choices: Choices, spec: Spec, case: Case) -
         return
     config = replace(config, sp=case.sp, tp=case.tp, attend=case.variant or "auto")
     try:
-        mesh, _ = choose_mesh(config, case.world, Heads(spec.dit.heads, spec.text.kv_heads, weights=0))
+        mesh, _ = choose_mesh(config, case.ranks, Heads(spec.dit.heads, spec.text.kv_heads, weights=0))
         if case.variant:
             choose_variant(config, mesh, choices, spec.dit)
     except ConfigError as error:

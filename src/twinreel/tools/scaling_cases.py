@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from ..beside import beside
 from ..config import EngineConfig, resolve, set_flags
@@ -26,7 +27,8 @@ from ..models.video_encoder import VideoEncoder
 from ..noise import Rows
 from ..ops import frames, vit
 from ..output.write import write_media
-from ..parallel import Parallel
+from ..parallel import Axis, Parallel
+from ..parallel.axis import Exchange
 from ..parallel.mesh import Mesh, join_mesh
 from ..parallel.ulysses import PLAIN, Relayout, Ulysses
 from ..parts import Parts
@@ -43,6 +45,18 @@ from .timing import card
 
 MEETING = 240.0  # seconds
 FEWEST, MOST = 3, 200  # calls measured
+
+
+class Still(Axis):
+    """An axis whose other ranks are not there: what would go to them stays, and nothing is waited for."""
+
+    def exchange(self, x: Tensor) -> Exchange:
+        """What is sent, as if it had arrived."""
+        return Exchange(self, "all_to_all", x, x, None)
+
+    def all_reduce(self, x: Tensor) -> Tensor:
+        """This rank's part of the sum."""
+        return x
 
 
 class Bench:
@@ -75,16 +89,18 @@ class Bench:
 
     def run(self, case: Case) -> dict[str, Any]:
         """The figures of one case, on every rank; they are told together."""
-        mesh = Mesh(case.sp, case.tp, case.world if self.spec.text.kv_heads % case.world == 0 else 1)
+        mesh = Mesh(case.sp, case.tp, case.ranks if self.spec.text.kv_heads % case.ranks == 0 else 1)
+        share = case.what == "share"
         with torch.inference_mode():
-            if self.kept.get("mesh") != mesh:
+            if self.kept.get("mesh") != (mesh, share):
                 self._forget()
-                self.kept = {"mesh": mesh, "parallel": self._join(mesh)}
-            parallel = self._with(case.variant)
+                apart = Parallel(Still("sp", mesh.sp), Still("tp", mesh.tp))
+                self.kept = {"mesh": (mesh, share), "parallel": apart if share else self._join(mesh)}
+            parallel = self._with(self._packing() if share and case.sp > 1 else case.variant)
             self._reset_peak()
             if case.what == "vae":
                 found = self._vae(parallel)
-            elif case.what == "call":
+            elif case.what in ("call", "share"):
                 found = self._call(case, parallel)
             else:
                 found = self._whole(parallel, BALANCED if case.what.endswith("balanced") else "every-step")
@@ -101,6 +117,9 @@ class Bench:
             return Parallel.single()
         backend = "nccl" if self.choices.device.type == "cuda" else "gloo"
         return join_mesh(mesh, self.rank, Ulysses, backend=backend, patience=2 * PATIENCE)
+
+    def _packing(self) -> str:
+        return "packed" if self.choices.ops.name == "triton" else "plain"
 
     def _with(self, variant: str) -> Parallel:
         """The axes, attending by `variant`. Raises ValueError where it cannot run."""
@@ -153,14 +172,22 @@ class Bench:
         text, video, audio = (torch.randn(*s, generator=generator) for s in zip(counts, widths, strict=True))
         call = predictor(dit, tables, text.to(device, self.choices.dtype), part, steps)
         own = Rows(video[part.video], audio[part.audio]).to(device)
-        laps, out = self._timed(parallel, lambda: call(STEP, own))
+        meet = self._together if case.each or case.world > 1 else lambda: None
+        laps, out = self._timed(parallel, lambda: call(STEP, own), meet)
+        if case.what == "share":
+            tables.release()
+            told = self._told(parallel, laps)
+            line = f"{told['seconds']:8.4f} s a call, one rank's work of {case.ranks}, nothing sent"
+            return told | {"line": line, "rows": layout.rows}
         sizes = shard_sizes(layout, sp.size)
         whole = Rows(*(sp.join(x, size) for x, size in zip(vars(out).values(), sizes, strict=True))).to("cpu")
         tables.release()
         return self._told(parallel, laps) | self._compared(case, whole) | {"rows": layout.rows}
 
-    def _timed(self, parallel: Parallel, call: Callable[[], Rows]) -> tuple[list[dict[str, Any]], Rows]:
-        """A few warm-up calls, then calls as the loop makes them, each with its vote and its lap; all ranks alike."""
+    def _timed(
+        self, parallel: Parallel, call: Callable[[], Rows], meet: Callable[[], object]
+    ) -> tuple[list[dict[str, Any]], Rows]:
+        """A few warm-up calls, `meet`, then calls as the loop makes them, with their votes and laps; all ranks alike."""
         meter = parallel.every.meter
         spent = [0.0]
 
@@ -179,7 +206,7 @@ class Bench:
         self._reset_peak()
         slowest = max(parallel.control.tell_all(spent[0]))
         laps.clear()
-        self._together()
+        meet()
         for _ in range(max(FEWEST, min(MOST, int(self.settings.seconds / slowest)))):
             made = one()
         return laps, made

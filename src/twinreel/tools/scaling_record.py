@@ -70,6 +70,12 @@ def beside_cards(result: Mapping[str, Any], world: int, one: Mapping[str, Any]) 
     return {**result, "line": f"{result['line']}; {told}", "times": times}
 
 
+def beside_one(result: Mapping[str, Any], one: Mapping[str, Any]) -> dict[str, Any]:
+    """A share beside one card's whole call: `ceiling`, how many times as fast the mesh can be at most."""
+    ceiling = one["seconds"] / result["seconds"]
+    return {**result, "line": f"{result['line']}; at most {ceiling:.2f}x of one card", "ceiling": ceiling}
+
+
 def _listed(seconds: Sequence[float]) -> str:
     return " ".join(f"{value:.4f}" for value in seconds) + " s"
 
