@@ -62,7 +62,8 @@ def test_scaling_measures_what_is_missing(
     assert len({case["sha256"] for case in calls}) == 1
     assert calls[1]["distance_to_one"] == {"video": 0.0, "audio": 0.0}
     assert calls[1]["ranks"][1]["exposed_seconds"] > 0
-    assert {"encode", "denoise", "decode"} <= cases["sp2:overlapped:whole"]["ranks"][0]["stages"].keys()
+    whole = cases["sp2:overlapped:whole"]["ranks"][0]
+    assert {"encode", "denoise", "decode"} <= whole["stages"].keys() == whole["began"].keys()
     assert main([*words, "--seconds", "9", "--gpus", "2", "--budget", "5"]) == 0  # everything is there
     assert capsys.readouterr().out.startswith("{")
     monkeypatch.setattr(bench_scaling, "Pool", pool_is_wrong)

@@ -35,7 +35,7 @@ from ..parts import Parts
 from ..pipeline import predictor, sample
 from ..schedule import make_sigmas, step_timesteps
 from ..topology import OVERLAPPED_CHUNKS, open_board
-from ..watch import Stages, ignore
+from ..watch import Event, Stages
 from .bench_dit import STEP, Sizes, distance, plan_of, request_of
 from .bench_e2e import ENDS_IN, WARM, writes
 from .bench_scaling import BALANCED, Case, Settings
@@ -289,7 +289,12 @@ class Bench:
 
     def _request(self, parts: Parts, steps: int, policy: str) -> dict[str, Any]:
         parts.parallel.control.tell_all(None)
-        begin, stages = time.perf_counter(), Stages(ignore, self.choices.device)
+        begin, began = time.perf_counter(), dict[str, float]()  # of each stage: time between them shows here
+
+        def watch(event: Event) -> None:
+            began.setdefault(event.stage, time.perf_counter() - begin)
+
+        stages = Stages(watch, self.choices.device)
 
         def vote(step: int, velocity: Rows) -> None:
             ballot = torch.stack([~torch.isfinite(x).all() for x in vars(velocity).values()]).to(torch.int32)
@@ -297,7 +302,7 @@ class Bench:
 
         latents = sample(request_of(self.sizes, steps=steps, policy=policy), parts, stages, vote)
         waveform, *clips = self._ended(decode(latents, parts, stages), stages)
-        facts = {"seconds": time.perf_counter() - begin, "stages": stages.records}
+        facts = {"seconds": time.perf_counter() - begin, "stages": stages.records, "began": began}
         assert sum(len(clip) for clip in clips) == latents.plan.frames
         facts["calls"] = latents.facts["policy"]["calls"]
         return facts | {"sha256": hashlib.sha256(b"".join(x.tobytes() for x in (waveform, *clips))).hexdigest()}
