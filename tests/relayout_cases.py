@@ -80,9 +80,9 @@ def check_contract(
     all_rows = whole(table, device, dtype, ranks)
     parts, used = all_rows.parts(), all_rows.used
     mine, at = all_rows.part(axis.rank)
-    returned, staying = [], []
+    returned, made = [], []
     if board is not None:
-        board.reserve([len(mine) * ranks * 3 * HEADS * DIM * dtype.itemsize] * 4)
+        board.reserve([len(mine) * ranks * 3 * HEADS * DIM * dtype.itemsize] * 6)
 
     def exchanged(x: Tensor, slot: int) -> Tensor:
         return (axis.exchange(x) if board is None else board.exchange(x, slot)).wait()
@@ -100,10 +100,11 @@ def check_contract(
         out = mixed(*arrived.flatten(0, 1)[:used].unbind(1))
         tail = out.new_full((ranks * ROWS - used, *out.shape[1:]), float("nan"))  # nobody may read it
         back = torch.cat((out, tail)).unflatten(0, (ranks, ROWS))
-        returned.append(exchanged(back, 2 + slot))
-        staying.append((axis.rank, back[axis.rank]))
+        pieces = [part.contiguous() for part in back.split(share - share // 2, dim=2)]
+        returned.append([exchanged(piece, 2 + 2 * slot + number) for number, piece in enumerate(pieces)])
+        made.append(pieces)
     valid = max(0, min(ROWS, used - axis.rank * ROWS))
-    merged = relayout.merge(returned, valid, staying if board is not None else ())
+    merged = relayout.merge(returned, valid, None if board is None else (axis.rank, made))
     wanted = mixed(*parts[:used].unbind(1))[axis.rank * ROWS :][:ROWS]
     assert merged.shape == (ROWS, HEADS, DIM) and len(wanted) == valid
     assert torch.equal(merged[:valid], wanted) and not merged[valid:].any()

@@ -10,7 +10,7 @@ import torch
 from relayout_cases import HEADS, ROWS, At, whole
 from twinreel.models.layers import ColumnLinear
 from twinreel.parallel import Axis
-from twinreel.parallel.ulysses import PLAIN, Relayout, Ulysses, refusal
+from twinreel.parallel.ulysses import PLAIN, Relayout, Ulysses, piece_sizes, refusal, slot_sizes
 
 
 def packed() -> Relayout:
@@ -34,8 +34,16 @@ def test_packing_puts_each_head_where_it_belongs() -> None:
 def test_merging_is_the_way_back_and_clears_the_tail() -> None:
     heads = torch.arange(5 * 12 * 2.0).view(5, 12, 2)
     chunks = [part.unflatten(1, (2, -1)).transpose(0, 1).contiguous() for part in heads.split((4, 8), dim=1)]
-    merged = PLAIN.merge(chunks, 3)
-    assert torch.equal(merged[:3], heads[:3]) and not merged[3:].any()
+    for pieces in ([[chunk] for chunk in chunks], [chunk.split((1, chunk.shape[2] - 1), dim=2) for chunk in chunks]):
+        merged = PLAIN.merge(pieces, 3)
+        assert torch.equal(merged[:3], heads[:3]) and not merged[3:].any()
+
+
+@pytest.mark.parametrize(("heads", "pieces"), [(1, [1]), (2, [1, 1]), (3, [1, 2]), (14, [7, 7])])
+def test_every_piece_has_a_slot_of_its_size(heads: int, pieces: list[int]) -> None:
+    assert piece_sizes(heads) == pieces
+    sizes = slot_sizes(5, heads * 4, 16, 2, 2)  # two chunks of as many heads on each of two ranks
+    assert sizes == [3 * 5 * 2 * 16 * heads] * 2 + [5 * 2 * 16 * piece for piece in pieces] * 2
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="the interpreter is for machines without a GPU")
@@ -49,19 +57,19 @@ def test_the_kernels_are_the_definition_over_the_same_ops(ranks: int, dtype: tor
     assert torch.equal(
         kernels.pack(qkv, all_rows.norms, unturned, ranks), PLAIN.pack(qkv, all_rows.norms, unturned, ranks)
     )
-    chunks = [send[:, :, 0], send[:, :, 1, :1]]
-    chunks = [chunk.contiguous() for chunk in chunks]
+    share = send.shape[3]
+    pieces = [send[:, :, 0].split((share - share // 2, share // 2), dim=2), [send[:, :, 1, :1]]]
+    pieces = [[piece.contiguous() for piece in chunk] for chunk in pieces]
     for valid in (0, 2, ROWS):
-        assert torch.equal(kernels.merge(chunks, valid), PLAIN.merge(chunks, valid))
+        assert torch.equal(kernels.merge(pieces, valid), PLAIN.merge(pieces, valid))
     kept = [torch.full_like(send[0], float("nan")) for _ in range(2)]  # the last rank's part, apart from the others
     pairs = zip((kernels, PLAIN), kept, strict=True)
     apart = [each.pack(qkv, all_rows.norms, at, ranks, (ranks - 1, place)) for each, place in pairs]
     assert torch.equal(kept[0], send[-1]) and torch.equal(kept[1], send[-1])
     assert all(torch.equal(others[:-1], send[:-1]) for others in apart)
-    holed = [torch.cat((chunk[:-1], torch.full_like(chunk[-1:], float("nan")))) for chunk in chunks]
-    staying = [(ranks - 1, chunk[-1]) for chunk in chunks]
+    holed = [[torch.cat((x[:-1], torch.full_like(x[-1:], float("nan")))) for x in chunk] for chunk in pieces]
     for each in (kernels, PLAIN):
-        assert torch.equal(each.merge(holed, 2, staying), PLAIN.merge(chunks, 2))
+        assert torch.equal(each.merge(holed, 2, (ranks - 1, pieces)), PLAIN.merge(pieces, 2))
     narrow = qkv.unflatten(1, (HEADS, -1))[:, :8].flatten(1)  # half of the heads
     assert torch.equal(kernels.pack(narrow, all_rows.norms, at, ranks), PLAIN.pack(narrow, all_rows.norms, at, ranks))
 

@@ -9,6 +9,7 @@ Legend: R ranks, S rows, H heads, h heads of one destination (H / R), d head dim
 """
 
 from collections.abc import Sequence
+from itertools import chain
 from typing import Protocol
 
 import torch
@@ -23,6 +24,7 @@ from twinreel.ops.rounding import EXACT
 MAX_HEADS = 64  # of a destination: one program merges a row of them
 NOBODY = -1
 Kept = tuple[int, Tensor]  # a rank, and its part
+Pieces = Sequence[Sequence[Tensor]]  # of each chunk, in head order
 
 
 class Norms(Protocol):
@@ -72,16 +74,19 @@ def _pack_kernel(
 
 
 @triton.jit
-def _merge_kernel(chunk_RShd, kept_Shd, own, out_SHd, rows, valid, width, out_stride, first, WIDTH: tl.constexpr):
+def _merge_kernel(
+    piece_RShd, made_RShd, own, out_SHd, rows, valid, width, out_stride, rank_stride, first, WIDTH: tl.constexpr
+):  # fmt: skip
     row, rank = tl.program_id(0).to(tl.int64), tl.program_id(1).to(tl.int64)
     values = tl.arange(0, WIDTH)
     inside = values < width
-    source = chunk_RShd + (rank * rows + row) * width
+    there = (rank * rows + row) * width
+    source = piece_RShd + there
     if rank == own:
-        source = kept_Shd + row * width
+        source = made_RShd + there
     # padding rows are not read: nobody has written them with anything that counts
     x = tl.load(source + values, mask=inside & (row < valid), other=0.0)
-    tl.store(out_SHd + row * out_stride + first + rank * width + values, x, mask=inside)
+    tl.store(out_SHd + row * out_stride + first + rank * rank_stride + values, x, mask=inside)
 
 
 @library.custom_op("twinreel::pack_heads", mutates_args=("kept_S3hd",))
@@ -139,27 +144,31 @@ def _(
 
 
 @library.custom_op("twinreel::merge_heads", mutates_args=())
-def _merge(chunks: Sequence[Tensor], kept: Sequence[Tensor], own: int, valid: int) -> Tensor:
-    ranks, rows, _, dim = chunks[0].shape
-    num_heads = sum(ranks * chunk.shape[2] for chunk in chunks)
-    out_SHd = torch.empty(rows, num_heads, dim, dtype=chunks[0].dtype, device=chunks[0].device)
-    first = 0
-    for chunk, part in zip(chunks, kept or chunks, strict=True):
-        assert chunk.is_contiguous() and part.is_contiguous(), (chunk.stride(), part.stride())
-        width = chunk.shape[2] * dim
-        with torch.cuda.device_of(chunk):
-            _merge_kernel[(rows, ranks)](
-                chunk, part, own, out_SHd, rows, valid, width, num_heads * dim, first, WIDTH=triton.next_power_of_2(width),
-                num_warps=warps_for(width),
-            )  # fmt: skip
-        first += ranks * width
+def _merge(pieces: Sequence[Tensor], counts: Sequence[int], made: Sequence[Tensor], own: int, valid: int) -> Tensor:
+    ranks, rows, _, dim = pieces[0].shape
+    out_SHd = pieces[0].new_empty(rows, ranks * sum(piece.shape[2] for piece in pieces), dim)
+    first = number = 0
+    for count in counts:
+        chunk = pieces[number : number + count]
+        rank_stride = sum(piece.shape[2] for piece in chunk) * dim
+        start = first
+        for piece, whole in zip(chunk, (made or pieces)[number : number + count], strict=True):
+            assert piece.is_contiguous() and whole.is_contiguous(), (piece.stride(), whole.stride())
+            width = piece.shape[2] * dim
+            with torch.cuda.device_of(piece):
+                _merge_kernel[(rows, ranks)](
+                    piece, whole, own, out_SHd, rows, valid, width, out_SHd.stride(0), rank_stride, start,
+                    WIDTH=triton.next_power_of_2(width), num_warps=warps_for(width),
+                )  # fmt: skip
+            start += width
+        first, number = first + ranks * rank_stride, number + count
     return out_SHd
 
 
 @_merge.register_fake
-def _(chunks: Sequence[Tensor], kept: Sequence[Tensor], own: int, valid: int) -> Tensor:
-    ranks, rows, _, dim = chunks[0].shape
-    return chunks[0].new_empty(rows, sum(ranks * chunk.shape[2] for chunk in chunks), dim)
+def _(pieces: Sequence[Tensor], counts: Sequence[int], made: Sequence[Tensor], own: int, valid: int) -> Tensor:
+    ranks, rows, _, dim = pieces[0].shape
+    return pieces[0].new_empty(rows, ranks * sum(piece.shape[2] for piece in pieces), dim)
 
 
 def pack(qkv: Tensor, norms: Norms, at: Turned, ranks: int, kept: Kept | None = None) -> Tensor:
@@ -176,13 +185,14 @@ def pack(qkv: Tensor, norms: Norms, at: Turned, ranks: int, kept: Kept | None = 
     )  # fmt: skip
 
 
-def merge(chunks: Sequence[Tensor], valid: int, kept: Sequence[Kept] = ()) -> Tensor:
-    """Chunks [R, S, h, d] in head order -> [S, H, d]; rows from `valid` on are zero.
+def merge(chunks: Pieces, valid: int, kept: tuple[int, Pieces] | None = None) -> Tensor:
+    """Each chunk's pieces [R, S, h, d], both in head order -> [S, H, d]; rows from `valid` on are zero.
 
-    `kept`: for each chunk a rank, the same in all, and its part [S, h, d], which is then not read in the chunk.
+    `kept`: a rank, and pieces of the same shapes of which its part is read instead.
     """
-    own = kept[0][0] if kept else NOBODY
-    return _merge(list(chunks), [part for _, part in kept], own, valid)
+    own, made = kept or (NOBODY, ())
+    counts = [len(pieces) for pieces in chunks]
+    return _merge([*chain(*chunks)], counts, [*chain(*made)], own, valid)
 
 
 def refusal(device: torch.device, dtype: torch.dtype, head_dim: int, heads: int) -> str | None:

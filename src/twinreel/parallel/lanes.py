@@ -13,14 +13,14 @@ class Lanes:
     """Pieces of work that do not need each other, on the current stream and on another one by turns; on a CPU in order."""
 
     def __init__(self, device: torch.device) -> None:
-        self._device = device
-        self._after: Any = None
+        self._device, self._turns = device, 0
+        self._last: Any = None
         self._other: Any = torch.cuda.Stream(device) if device.type == "cuda" else None
 
     @contextmanager
     def fork(self) -> Iterator[None]:
         """What was queued before the block comes before all its pieces, what is queued after it after all."""
-        self._after = None
+        self._turns, self._last = 0, None
         if self._other is None:
             yield
             return
@@ -30,15 +30,25 @@ class Lanes:
         main.wait_stream(self._other)
 
     @contextmanager
-    def piece(self, number: int) -> Iterator[Any]:
-        """Queue piece `number`. Gives an event after the piece before it, None for the first one: time that this one
-        waits is lost only from there on."""
+    def piece(self, ready: Any = None) -> Iterator[Any]:
+        """Queue the next piece, after the event `ready` if there is one. Gives an event after the piece before it, None for
+        the first one: what this one waits costs time from there on."""
         if self._other is None:
             yield None
             return
-        main = torch.cuda.current_stream(self._device)
-        with torch.cuda.stream(self._other if number % 2 else main):
-            yield self._after
-            after = torch.cuda.Event(enable_timing=True)
-            after.record()
-        self._after = after
+        stream = self._other if self._turns % 2 else torch.cuda.current_stream(self._device)
+        with torch.cuda.stream(stream):
+            if ready is not None:
+                stream.wait_event(ready)
+            yield self._last
+            last = torch.cuda.Event(enable_timing=True)
+            last.record()
+        self._turns, self._last = self._turns + 1, last
+
+    def mark(self) -> Any:
+        """An event after what the current stream has been given; None on a CPU."""
+        if self._other is None:
+            return None
+        event = torch.cuda.Event()
+        event.record()
+        return event

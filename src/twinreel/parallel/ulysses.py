@@ -22,7 +22,9 @@ from twinreel.parallel.axis import Axis, Exchange
 from twinreel.parallel.board import Board, Pushed
 from twinreel.parallel.lanes import Lanes
 
+PIECES = 2  # in which a chunk that came over a board is attended with, if it has as many heads
 Kept = tuple[int, Tensor]  # a rank, and its part of an exchange, which is read where it is
+Pieces = Sequence[Sequence[Tensor]]  # of each chunk
 
 
 @dataclass(frozen=True)
@@ -31,13 +33,13 @@ class Relayout:
 
     pack: (qkv [S, H*3*d], the norms, the rows, R, kept) -> [R, S, 3, h, d]: normalised, rotated, by destination; the
     part of the rank that `kept` names goes where it says, [S, 3, h, d], and nowhere else.
-    merge: (the chunks [R, S, h, d] in head order, valid rows, kept) -> [S, H, d], later rows zero; `kept` has for each
-    chunk one rank's part, [S, h, d], which is read there and nowhere else; none where chunks are whole.
+    merge: (of each chunk the pieces [R, S, h, d], both in head order, valid rows, kept) -> [S, H, d], later rows zero;
+    the part of the rank that `kept` names is read in pieces of the same shapes beside it.
     """
 
     name: str
     pack: Callable[[Tensor, QKNorm, Rows, int, Kept | None], Tensor]
-    merge: Callable[[Sequence[Tensor], int, Sequence[Kept]], Tensor]
+    merge: Callable[[Pieces, int, tuple[int, Pieces] | None], Tensor]
 
 
 def pack(qkv: Tensor, qk_norm: QKNorm, at: Rows, ranks: int, kept: Kept | None = None) -> Tensor:
@@ -52,16 +54,16 @@ def pack(qkv: Tensor, qk_norm: QKNorm, at: Rows, ranks: int, kept: Kept | None =
     return packed
 
 
-def merge(chunks: Sequence[Tensor], valid: int, kept: Sequence[Kept] = ()) -> Tensor:
+def merge(chunks: Pieces, valid: int, kept: tuple[int, Pieces] | None = None) -> Tensor:
     """The definition of `Relayout.merge`."""
-    ranks, rows, _, dim = chunks[0].shape
-    out = chunks[0].new_empty(rows, sum(ranks * chunk.shape[2] for chunk in chunks), dim)
-    first = 0
-    for i, chunk in enumerate(chunks):
-        for rank, part in enumerate(chunk):
-            source = kept[i][1] if kept and kept[i][0] == rank else part
-            out[:, first : first + source.shape[1]].copy_(source)
-            first += source.shape[1]
+    ranks = chunks[0][0].shape[0]
+    heads = [
+        (kept[1][c][p] if kept and kept[0] == rank else piece)[rank]
+        for c, pieces in enumerate(chunks)
+        for rank in range(ranks)
+        for p, piece in enumerate(pieces)
+    ]
+    out = torch.cat(heads, dim=1)
     out[valid:].zero_()
     return out
 
@@ -86,21 +88,28 @@ def head_bounds(heads: int, ranks: int, chunks: int) -> list[int]:
     return [heads // ranks * i // chunks for i in range(chunks + 1)]
 
 
+def piece_sizes(heads: int) -> list[int]:
+    """Heads of each piece that a chunk of `heads` heads of one rank is attended with."""
+    pieces = min(PIECES, heads)
+    return [heads * (i + 1) // pieces - heads * i // pieces for i in range(pieces)]
+
+
 def slot_sizes(rows: int, heads: int, width: int, ranks: int, chunks: int) -> list[int]:
-    """Bytes that a rank of `rows` rows receives of each chunk: q, k and v of all chunks, then what attention made.
+    """Bytes that a rank of `rows` rows receives: q, k and v of each chunk, then what attention made of each piece.
 
     `heads` before the exchange, `width` bytes of one of them in one row.
     """
     bounds = head_bounds(heads, ranks, chunks)
-    out = [rows * ranks * (stop - start) * width for start, stop in zip(bounds, bounds[1:], strict=False)]
-    return [3 * size for size in out] + out
+    sizes = [stop - start for start, stop in zip(bounds, bounds[1:], strict=False)]
+    slots = [*(3 * size for size in sizes), *(piece for size in sizes for piece in piece_sizes(size))]
+    return [rows * ranks * width * size for size in slots]
 
 
 class Ulysses:
     """Attends over rows that are sharded over `sp`. ValueError when called where gradients are recorded.
 
-    `board`: chunk c goes through its slot c, and back through slot `chunks` + c, which must have been reserved; without
-    one, all go by the axis' all-to-all.
+    `board`: chunk c goes through its slot c, and its pieces back through the slots after those of all chunks, as
+    `slot_sizes` has them, which must have been reserved; without one, all go by the axis' all-to-all, whole.
     """
 
     def __init__(
@@ -122,17 +131,35 @@ class Ulysses:
             qkv = qkv_linear(x_SD) if whole else qkv_linear.columns(x_SD, start, stop)
             own = self._own(slot, (ranks, rows, 3, (stop - start) // (3 * dim * ranks), dim), qkv.dtype)
             arriving.append(self._exchange(self.relayout.pack(qkv, qk_norm, at, ranks, own), slot))
-        made, returning = [], []
-        with self.lanes.fork():
-            for number, exchange in enumerate(arriving):
-                with self.lanes.piece(number) as since:
-                    q_Shd, k_Shd, v_Shd = exchange.wait(since).flatten(0, 1).unbind(1)
-                    out_Shd = self.attention(q_Shd, k_Shd, v_Shd, at.used).contiguous()
-                    made.append(out_Shd.unflatten(0, (ranks, rows)))
-                    returning.append(self._exchange(made[-1], self.chunks + number))
-        rank, chunks = self.sp.rank, [exchange.wait() for exchange in returning]
-        staying = () if self.board is None else [(rank, out_RShd[rank]) for out_RShd in made]
-        return self.relayout.merge(chunks, max(0, min(rows, at.used - rank * rows)), staying).flatten(1)
+        return self._returned(arriving, at, rows).flatten(1)
+
+    def _returned(self, arriving: Sequence[Exchange | Pushed], at: Rows, rows: int) -> Tensor:
+        """What attention makes of the chunks, back on the rank that has the rows, [S, H, d].
+
+        No kernel that waits for another rank is queued beside attention before that could start: a multiprocessor that
+        it holds would keep one of attention's blocks, and so all of it, waiting. So a chunk's arrival is waited for behind
+        the first piece of the chunk before, while the second one runs.
+        """
+        ranks, rank, lanes, slot = self.sp.size, self.sp.rank, self.lanes, self.chunks
+        made, returning = list[list[Tensor]](), list[list[Exchange | Pushed]]()
+        with lanes.fork():
+            for exchange in arriving:
+                share, first, ready, parts = exchange.arrived.shape[3], 0, None, list[Tensor]()
+                made.append([])
+                returning.append([])
+                for heads in [share] if self.board is None else piece_sizes(share):
+                    with lanes.piece(ready) as since:
+                        if not parts:
+                            parts = list(exchange.wait(since).flatten(0, 1).unbind(1))
+                            ready = lanes.mark()
+                        q_Shd, k_Shd, v_Shd = (part[:, first : first + heads] for part in parts)
+                        out_Shd = self.attention(q_Shd, k_Shd, v_Shd, at.used).contiguous()
+                        made[-1].append(out_Shd.unflatten(0, (ranks, rows)))
+                        returning[-1].append(self._exchange(made[-1][-1], slot))
+                    first, slot = first + heads, slot + 1
+        chunks = [[exchange.wait() for exchange in pieces] for pieces in returning]
+        valid = max(0, min(rows, at.used - rank * rows))
+        return self.relayout.merge(chunks, valid, None if self.board is None else (rank, made))
 
     def _own(self, slot: int, shape: Sequence[int], dtype: torch.dtype) -> Kept | None:
         """Where this rank's own part of what arrives in `slot` is read, so that packing writes it there; None where the
