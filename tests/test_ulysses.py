@@ -7,8 +7,10 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+from board_cases import check_threads
 from relayout_cases import HEADS, ROWS, At, whole
 from twinreel.models.layers import ColumnLinear
+from twinreel.ops.attention import sdpa
 from twinreel.parallel import Axis
 from twinreel.parallel.ulysses import PLAIN, Relayout, Ulysses, piece_sizes, refusal, slot_sizes
 
@@ -117,3 +119,8 @@ def test_kernels_say_what_they_cannot_do() -> None:
 
     assert "at most 64 heads" in str(relayout.refusal(torch.device("cpu"), torch.float32, 128, 65))
     assert "not torch.float16" in str(relayout.refusal(torch.device("cpu"), torch.float16, 128, 28))
+
+
+@pytest.mark.parametrize("chunks", [1, 2, 3])
+def test_blocks_over_a_board_have_the_bits_of_one_rank(chunks: int) -> None:
+    check_threads("cpu", sdpa, PLAIN, chunks, "reference")
