@@ -157,6 +157,10 @@ def test_verdict() -> None:
     assert verdict(stages, {"device": None, "host": roomy})["fits"] is None
     assert verdict(stages, {"device": full, "host": None})["fits"] is False
     assert verdict(stages, {"host": None, "device": full})["fits"] is False
+    # ranks have a device each and share the host
+    assert verdict(stages, {"device": Memory(60, 56), "host": Memory(99, 67)}, 2)["fits"] is True
+    told = verdict(stages, {"device": Memory(60, 56), "host": Memory(99, 67)}, 3)
+    assert told["fits"] is False and "needed by each of 3 ranks" in told["why"][1]
 
 
 def test_this_machine_has_memory() -> None:
@@ -265,7 +269,7 @@ def test_of_several_ranks_one_is_planned_and_said_to_be(
 ) -> None:
     config = EngineConfig(model=str(tiny_all), device="cpu", gpus=2, **mesh)
     told, alone = (plan_request(REQUESTS[0], each)["memory"] for each in (config, EngineConfig(str(tiny_all))))
-    assert told["fits"] is None and "each of 2 ranks" in told["why"][-1]
+    assert told["fits"] is True and "needed by each of 2 ranks" in told["why"][-1]
     assert (told["setting"]["sp"], told["setting"]["tp"]) == sizes
     assert told["stages"]["denoise"]["work"] < alone["stages"]["denoise"]["work"]
 

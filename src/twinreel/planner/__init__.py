@@ -97,10 +97,12 @@ def plan_request(request: Request, config: EngineConfig) -> dict[str, Any]:
     for name in ("conditions", "notes", "warnings"):
         del facts[name]
     facts["policy"] = policy
-    host = host_memory()
-    memory = {"host": host} if number is None else {"device": cuda_memory()[number], "host": host}
+    ranks, memory = config.gpus or 1, {"host": host_memory()}
+    if number is not None:
+        cards = cuda_memory()[number : number + ranks]
+        memory["device"] = min(cards, key=lambda card: card.free)
     stages = estimate(plan, count_rows(rows), spec, setting)
-    judged = verdict(stages, memory, config.gpus or 1)
+    judged = verdict(stages, memory, ranks)
     if config.host_memory is not None:
         need = _size(choice.host_bytes)
         judged["why"].append(f"host_memory: {need} needed at most, {_size(config.host_memory * GIB)} given")
@@ -184,8 +186,8 @@ def count_rows(segments: Sequence[Mapping[str, Any]]) -> dict[str, int]:
 def verdict(
     stages: Mapping[str, Mapping[str, int]], memory: Mapping[str, Memory | None], ranks: int = 1
 ) -> dict[str, Any]:
-    """Peaks over all stages against what is free: `fits` is None where the machine does not tell, and for several
-    `ranks`, each of which needs as much."""
+    """Peaks over all stages of each of `ranks` ranks against what is free: `fits` is None where the machine does not
+    tell. A rank has a device of its own, `memory` that of the fullest; the host's is for all of them."""
     peaks = {name: max(stage[name] for stage in stages.values()) for name in memory}
     facts: dict[str, Any] = {"peak": peaks, "fits": True, "why": []}
     for name, peak in peaks.items():
@@ -194,14 +196,12 @@ def verdict(
             facts["fits"] = facts["fits"] and None
             why = f"{name}: this machine does not tell its memory"
         else:
-            enough = peak * NEAR <= there.free
+            enough = peak * (ranks if name == "host" else 1) * NEAR <= there.free
             facts["fits"] = False if not enough else facts["fits"]
             free, total = there.free / 2**30, there.total / 2**30
-            why = f"{name}: {_size(peak)} needed, {free:.1f} of {total:.1f} GiB free"
+            by = f" by each of {ranks} ranks" if ranks > 1 else ""
+            why = f"{name}: {_size(peak)} needed{by}, {free:.1f} of {total:.1f} GiB free"
         facts["why"].append(why)
-    if ranks > 1:
-        facts["fits"] = None
-        facts["why"].append(f"each of {ranks} ranks needs that")
     return facts
 
 
