@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -14,14 +16,15 @@ import pytest
 import torch
 
 from twinreel import cli
+from twinreel.machine import Memory
 from twinreel.ops import vit
 from twinreel.spec import Spec
-from twinreel.tools import bench, bench_e2e, paper
+from twinreel.tools import bench, bench_e2e, bench_scaling, paper, random_weights
 from twinreel.tools.bench import main
 from twinreel.tools.bench_dit import Sizes, call_work
 from twinreel.tools.bench_vae import Asked, bench_vae
 from twinreel.tools.random_weights import shape_spec
-from twinreel.tools.timing import measure
+from twinreel.tools.timing import digits, measure
 
 TINY = ["--shape", "tiny", "--device", "cpu", "--seconds", "0.001"]
 
@@ -134,8 +137,9 @@ def test_a_request_of_one_call_is_told_as_one() -> None:
 
 
 def test_memory_compares_layers_with_resident(capsys: pytest.CaptureFixture[str]) -> None:
-    words = "memory --frames 22 --text 5 --ops reference --precision fp32 --layers 5 --caps 1"
+    words = "memory --frames 22 --text 5 --ops reference --precision fp32 --layers 5"
     found = result(capsys, *words.split())
+    assert [call["cap_gib"] for call in found["calls"]] == [None, None], "a CPU has no cap"
     assert [call["residency"] for call in found["calls"]] == ["stages", "layers"]
     assert all(call["equal_to_first"] for call in (*found["calls"], *found["conditioner"]))
     assert found["calls"][0]["streamed_gbs"] == 0 < found["calls"][1]["streamed_gbs"]
@@ -178,6 +182,7 @@ def test_the_paper_model_is_the_table_of_the_page() -> None:
         (["vae", "--tile-batch", "4", "0", *TINY], 3),
         (["memory", "--caps", "24", "nan", *TINY], 3),
         (["memory", "--caps", "-1", *TINY], 3),
+        (["memory", "--caps", "24", *TINY], 3),
         (["e2e", "--cap", "0", *TINY[:4]], 3),
         (["e2e", "--cap", "24", *TINY[:4]], 3),
         (["encoder", "--tokens", "0", *TINY], 3),
@@ -238,7 +243,7 @@ CPU = RuntimeError(
 @pytest.mark.parametrize(
     ("words", "error", "told"),
     [
-        ("ops --rows 4000", CUDA, "--rows 4000: memory has no room for this (CUDA out of memory. Tried to allocate 72"),
+        ("ops --rows 4000", CUDA, "--shape tiny --rows 4000: memory has no room for this (CUDA out of memory. Tried"),
         ("vae --encode-frames 90 --size 64x64", CPU, "--encode-frames 90 --size 64x64: memory has no room for this (can't"),
         ("encoder --tokens 3 9", MemoryError(), "--tokens 3 9: memory has no room for this (MemoryError)"),
         ("e2e --steps 9", CUDA, "--frames 124 --text 300: memory has no room for this (CUDA"),
@@ -255,6 +260,48 @@ def test_memory_that_ends_names_what_was_asked_for(
     assert main([what, *more, "--shape", "tiny", "--device", "cpu"]) == 3
     lines = capsys.readouterr().err.splitlines()
     assert len(lines) == 3 and told in lines[1] and "give less" in lines[2]
+
+
+@pytest.mark.parametrize(
+    "words", ["dit", "vae --only decode --frames 22", "encoder --tokens 3", "e2e --frames 22", "memory"]
+)
+def test_weights_that_do_not_fit_are_refused_before_they_are_drawn(
+    words: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(random_weights, "host_memory", lambda: Memory(1 << 40, 1 << 10))
+    monkeypatch.setattr(random_weights, "_drawn", lambda *_: pytest.fail("a weight was drawn"))
+    assert main([*words.split(), "--shape", "tiny", "--device", "cpu"]) == 3
+    lines = capsys.readouterr().err.splitlines()
+    assert len(lines) == 3 and "of weights, and 0.0 GiB of host memory are free" in lines[1]
+
+
+@pytest.mark.parametrize("what", [*bench.TEXTS, "scaling"])
+def test_help_shows_every_default(
+    what: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    flags = bench_scaling.parser()
+    if what != "scaling":
+        (kinds,) = (action for action in bench.parser()._actions if isinstance(action, argparse._SubParsersAction))
+        flags = kinds.choices[what]
+    told = " ".join(flags.format_help().split())
+    for action in flags._actions:
+        assert action.help, action.dest
+        if action.default not in (None, False, [], argparse.SUPPRESS):
+            words = " ".join(map(str, action.default)) if isinstance(action.default, list) else action.default
+            assert f"{' '.join(action.help.split())} (default {words})" in told, action.dest
+    precise = any(action.dest == "precision" for action in flags._actions)
+    assert not precise or "on a CPU too, where the engine's is fp32" in told
+
+
+@pytest.mark.parametrize(("rate", "told"), [(1318.4, "1318"), (99.96, "100"), (1.5, "1.5"), (0.001234, "0.00123")])
+def test_rates_show_digits_that_say_something(rate: float, told: str) -> None:
+    assert digits(rate) == told
+
+
+def test_rates_of_a_cpu_are_not_told_as_nothing(capsys: pytest.CaptureFixture[str]) -> None:
+    for words in (["ops", "--rows", "4"], ["dit", "--frames", "22", "--text", "5", "--layers", "1"]):
+        assert main([*words, *TINY]) == 0
+        assert not re.findall(r"(?<![\d.])0 (?:TFLOP|GB)/s|(?:products|attention|qkv) 0[,;\n]", capsys.readouterr().out)
 
 
 def test_other_errors_of_a_bench_go_on(monkeypatch: pytest.MonkeyPatch) -> None:

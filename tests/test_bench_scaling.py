@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import multiprocessing
 import os
 import signal
+import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -13,9 +15,11 @@ import torch
 
 from twinreel import cli
 from twinreel.errors import ConfigError
-from twinreel.tools import bench_scaling
+from twinreel.machine import Memory
+from twinreel.scratch import LOCK
+from twinreel.tools import bench_scaling, random_weights
 from twinreel.tools.bench import main
-from twinreel.tools.scaling_record import Record, beside_cards, each_card
+from twinreel.tools.scaling_record import Record, beside_one, each_card
 
 
 @pytest.mark.parametrize(
@@ -28,13 +32,88 @@ from twinreel.tools.scaling_record import Record, beside_cards, each_card
         ("tp4", ["tp4"]),
         ("sp4:vae", ["sp4:vae"]),
         ("sp2tp2:share", ["sp2tp2:share"]),
-        ("sp2:whole-balanced", ["sp2:overlapped:whole-balanced"]),
+        (
+            "sp2:whole-balanced",
+            ["sp2:overlapped:whole-balanced", "sp2:packed:whole-balanced", "sp2:plain:whole-balanced"],
+        ),
     ],
 )
 def test_cases_of_scaling(text: str, names: list[str]) -> None:
     cases = bench_scaling.parse_case(text)
     assert [case.name for case in cases] == names
     assert all(bench_scaling.parse_case(case.name) == [case] for case in cases)
+
+
+WHOLE = "sp3:plain"
+HERE = ["--device", "cpu", "--text", "5"]
+
+
+@pytest.mark.parametrize(
+    ("more", "names", "told"),
+    [
+        ("--shape wide", "sp1 sp2:plain sp2:overlapped tp2 sp1:vae sp2:vae sp4:share tp4:share sp2tp2:share sp8:share", []),
+        ("--shape bundled", "sp1 sp1:vae sp3:share", []),
+        ("--shape bundled --gpus 3", "sp1 sp3:plain sp1:vae sp3:vae", []),
+        ("--shape bundled --gpus 3 --whole", f"sp1 sp3:plain sp1:vae sp3:vae {WHOLE}:whole {WHOLE}:whole-balanced", []),
+        ("--shape wide --only sp2:whole", "sp2:overlapped:whole", []),
+        ("--shape bundled --only sp3:whole", "sp3:plain:whole", []),
+        ("--shape wide --only sp4:plain", "sp4:plain", []),  # somebody's own word, on two cores
+        ("--shape bundled --only sp3", "sp3:plain", ["sp3:packed: attend: packed: needs", "sp3:overlapped: attend: over"]),
+    ],
+)  # fmt: skip
+def test_what_runs_is_what_can(
+    more: str, names: str, told: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    measured: list[bench_scaling.Case] = []
+    monkeypatch.setattr(bench_scaling, "measure", lambda cases, *_: measured.extend(cases))
+    monkeypatch.setattr(bench_scaling.os, "cpu_count", lambda: 2)
+    out = tmp_path / "out.json"
+    words = ["scaling", str(out), *HERE, "--ops", "reference", *more.split()]
+    assert main(words) == 0
+    assert sorted(case.name for case in measured) == sorted(names.split())
+    lines = capsys.readouterr().out.splitlines()[:-1]
+    assert len(lines) == len(told)
+    assert all(line.startswith(f"bench scaling: without {why}") for line, why in zip(lines, told, strict=True))
+    out.write_text("mine")
+    assert main(words) == 3 and not capsys.readouterr().out, "a refusal comes alone"
+
+
+def test_ranks_whose_weights_do_not_fit_are_not_started(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(bench_scaling, "Pool", pool_is_wrong)
+    monkeypatch.setattr(random_weights, "host_memory", lambda: Memory(1 << 40, 180 << 30))
+    words = ["scaling", str(tmp_path / "out.json"), "--device", "cpu", "--only"]
+    with pytest.raises(AssertionError, match="about to be started"):  # twice 75 GiB
+        main([*words, "sp2:plain"])
+    for case in ("sp1,sp3:plain --gpus 2", "sp4:plain", "sp2:plain:whole"):
+        assert main([*words, *case.split()]) == 3
+    monkeypatch.setattr(random_weights, "host_memory", lambda: Memory(1 << 40, 70 << 30))
+    capsys.readouterr()
+    assert main([*words, "sp1"]) == 3
+    lines = capsys.readouterr().err.splitlines()
+    assert len(lines) == 3 and "74.8 GiB of weights, and 70.0 GiB of host memory are free" in lines[1]
+    assert not list(tmp_path.iterdir())
+
+
+def test_an_empty_flag_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["scaling", str(tmp_path / "out.json"), *HERE]
+    assert (
+        cli.main(["bench", *words, "--only", ""]) == 2
+        and "cannot be run: --only\n  is empty" in capsys.readouterr().err
+    )
+    for run in (main, lambda given: cli.main(["bench", *given])):
+        assert run([*words, "--only="]) == 3 and "--only\n  '' is no mesh" in capsys.readouterr().err
+
+
+def test_a_rank_that_is_late_is_told_with_its_limit(tmp_path: Path) -> None:
+    pool = object.__new__(bench_scaling.Pool)
+    ours, theirs = multiprocessing.Pipe()
+    pool.world, pool._lines, pool._processes = 1, [ours], []
+    (case,) = bench_scaling.parse_case("sp1")
+    assert pool.run(case, 0.01) == ([], "rank [0] did not answer within 0.01 s")
+    theirs.close()
 
 
 def pool_is_wrong(*_: object) -> None:
@@ -54,7 +133,7 @@ def test_scaling_measures_what_is_missing(
     assert json.loads(told.out)["cases"] == cases and len(told.out.splitlines()) == 1
     assert len(cases["sp1"]["cards"]) == 2 and cases["sp1"]["cards"][0] == cases["sp1"]["seconds"]
     for name in ("sp2:plain", "sp2:overlapped"):
-        assert set(cases[name]["times"]) == {"slowest", "first"} and "x of the slowest card" in cases[name]["line"]
+        assert set(cases[name]["times"]) == {"slowest", "first"} and "x of the slowest card" in cases[name]["beside"]
     for name in ("sp2:share", "tp2:share"):  # one rank's work, so no more than its part of one rank's
         assert cases[name]["ceiling"] == cases["sp1"]["seconds"] / cases[name]["seconds"] > 0
         assert len(cases[name]["ranks"]) == 1 and "sha256" not in cases[name]
@@ -133,6 +212,8 @@ def test_scaling_refuses_before_there_are_ranks(
         ("out.json", b'{"cases": {}, "errors": {}}', 3),
         ("out.json", b'{"settings": {}, "cases": {"sp1": 1}, "errors": {}}', 3),
         ("out.json", b'{"settings": {"shape": "wide"}, "cases": {}, "errors": {}}', 3),
+        ("out.json", b'{"settings": {}, "cases": {"sp1": {}, "tp2": {}}, "errors": {}}', 3),
+        ("out.json", b'{"settings": {}, "cases": {"sp1": {"seconds": 1}, "7": {}}, "errors": {}}', 3),
         ("out.one.safetensors", b"weights", 3),
     ],
 )
@@ -177,18 +258,45 @@ OLD = {"seconds": 5.0, "line": "5.0000 s a call"}
             ONE,
             2,
             {"slowest": 2.2, "first": 2.0},
-            "2.20x of the slowest card, 2.00x of the first (alone 5.0000 5.5000 s)",
+            "2.20x of the slowest card, 2.00x of the first (one card each, at once: 5.0000 5.5000 s)",
         ),
-        (ONE, 3, {"slowest": 3.2, "first": 2.0}, "3.20x of the slowest card, 2.00x of the first (alone 5.0000 5.5000"),
-        (ONE, 4, {"first": 2.0}, "; 2.00x of the first card"),
-        (OLD, 2, {"first": 2.0}, "; 2.00x of the first card"),
+        (
+            ONE,
+            3,
+            {"slowest": 3.2, "first": 2.0},
+            "3.20x of the slowest card, 2.00x of the first (one card each, at once: ",
+        ),
+        (ONE, 4, {"first": 2.0}, "2.00x of the first card"),
+        (OLD, 2, {"first": 2.0}, "2.00x of the first card"),
     ],
 )
 def test_a_mesh_is_held_against_the_slowest_of_its_own_cards(
     one: dict[str, Any], world: int, times: dict[str, float], told: str
 ) -> None:
-    found = beside_cards({"seconds": 2.5, "line": "2.5000 s a call"}, world, one)
-    assert found["times"] == pytest.approx(times) and told in found["line"]
+    mesh = {"seconds": 2.5, "line": "2.5000 s a call"}
+    cases: dict[str, Any] = {f"sp{world}:plain": mesh, "sp1": one}
+    lines = beside_one(cases)
+    found = cases[f"sp{world}:plain"]
+    assert (
+        found["times"] == pytest.approx(times)
+        and told in found["beside"]
+        and lines == {f"sp{world}:plain": found["beside"]}
+    )
+    assert found["line"] == mesh["line"] and not beside_one(cases), "there is nothing new"
+
+
+@pytest.mark.parametrize("order", [("sp1", "tp2", "sp2:share", "sp2:vae"), ("sp2:vae", "sp2:share", "tp2", "sp1")])
+def test_what_stands_beside_one_card_does_not_depend_on_the_order(
+    order: tuple[str, ...], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    figures = {"sp1": ONE, "tp2": {"seconds": 2.5}, "sp2:share": {"seconds": 2.0}, "sp2:vae": {"decode": 1.0}}
+    for case in order:  # each in a run of its own
+        Record(tmp_path / "a.json", {}).keep(case, {"line": "measured", **figures[case]}, None, 1.0)
+    cases = Record(tmp_path / "a.json", {}).values["cases"]
+    assert cases["tp2"]["times"] == {"slowest": 2.2, "first": 2.0} and cases["sp2:share"]["ceiling"] == 2.5
+    assert "times" not in cases["sp1"] and cases["sp2:vae"] == {"took": 1.0, "line": "measured", "decode": 1.0}
+    told = capsys.readouterr().out
+    assert told.count("2.20x of the slowest card") == told.count("at most 2.50x of one card") == 1
 
 
 def test_the_first_cards_figures_are_those_of_the_case() -> None:
@@ -219,3 +327,15 @@ def test_scaling_that_is_stopped_leaves_no_process(
     assert cli.main(["bench", *words, "--only", "sp1"]) == 128 + number
     assert "goes on from what its file holds" in capsys.readouterr().err
     assert pools and not any(process.is_alive() for pool in pools for process in pool._processes)
+
+
+def test_a_killed_scaling_leaves_what_the_next_run_clears(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its folder is one of `scratch`, which locks it for as long as its process lives."""
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    monkeypatch.setattr(bench_scaling, "start", lambda process: None)
+    monkeypatch.setattr(bench_scaling.Pool, "close", lambda pool: pool._held.close())
+    pool = bench_scaling.Pool(1, 1, None)  # type: ignore[arg-type]
+    (folder,) = tmp_path.iterdir()
+    assert folder.name.startswith("twinreel-scaling-") and (folder / LOCK).exists()
+    pool.close()
+    assert not list(tmp_path.iterdir())

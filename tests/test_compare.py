@@ -6,6 +6,7 @@ import json
 import math
 import os
 import re
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -75,8 +76,18 @@ def test_ssim_is_scikit_images_with_its_settings_printed() -> None:
     pair.add(a, b)
     report = pair.report()
     assert report["ssim"] == ssim(a, b) == pytest.approx(expected) and 0 < expected < 1
-    assert "sigma" in report["ssim_settings"]
+    assert "scikit-image" in report["ssim_settings"] and "sigma" in report["ssim_settings"]
     assert ssim(a[:8], b[:8]) is None  # smaller than the window
+
+
+def test_equal_frames_need_no_scikit_image(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "skimage.metrics", None)
+    pair = VideoPair()
+    pair.add(*moving()[[0, 0]])
+    same = pair.report()
+    assert same["ssim"] == 1.0 and "scikit" not in same["ssim_settings"]
+    pair.add(*moving()[[0, 9]])
+    assert pair.report()["ssim"] is None
 
 
 def test_lag_of_pictures_and_sound() -> None:

@@ -21,7 +21,7 @@ EVERY_FILE = MODULES + sorted((ROOT / "tests").rglob("*.py")) + sorted((ROOT / "
 # Rooms from the ground up; a room imports only from its own floor or from floors below it.
 FLOORS: tuple[tuple[str, ...], ...] = (
     ("errors", "ops", "parallel"),
-    ("spec", "sources", "watch", "beside", "machine", "precision", "small_files", "scratch", "plain"),
+    ("spec", "sources", "watch", "beside", "machine", "precision", "small_files", "scratch", "plain", "seat"),
     ("models", "weights", "config", "launch"),
     ("limits", "wording", "topology", "complaint", "policy_options"),
     ("request", "request_json", "schema", "plan", "media"),
@@ -105,7 +105,7 @@ LAZY_EXCEPTIONS = dict.fromkeys(
 PROCESS_EDGES = {"cli.py:run", "serve/worker.py:main", "rank.py:main", "tools/workers.py:_carry_out"}
 # between ranks: what one raises, all raise; and an error of a foreign class may do anything when it is sent
 PROCESS_EDGES |= {"tools/bench_scaling.py:serve", "parallel/team.py:attempt", "parallel/team.py:portable"}
-ENVIRONMENT = {"launch.py": "reads the launcher's RANK and WORLD_SIZE"}
+ENVIRONMENT = {"seat.py": "reads the launcher's RANK and WORLD_SIZE"}
 UNWANTED = re.compile(r"manager|handler|helper|util|context|^minimaxh3|^enable_", re.IGNORECASE)
 
 LONG_FILES: dict[str, str] = {}

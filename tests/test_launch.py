@@ -214,10 +214,31 @@ def test_which_of_several_errors_is_the_cause(
     assert said == ({failed: f"RuntimeError: {error}"} if isinstance(error, RuntimeError) and failed == 0 else {})
 
 
-def test_a_rank_killed_between_requests(engine: Engine) -> None:
-    os.kill(pids(engine)[0], signal.SIGKILL)
-    with pytest.raises(launch.RankLost, match="rank 0 ended by signal SIGKILL"):
-        engine.generate(T2VA, ignore)
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_rank_killed_between_requests_costs_none(engine: Engine, wanted: dict[str, str], rank: int) -> None:
+    victim = pids(engine)[rank]
+    os.kill(victim, signal.SIGKILL)
+    time.sleep(0.5)  # it is seen once it has gone
+    assert engine.generate(T2VA, ignore).report["sha256"] == wanted and victim not in pids(engine)
+
+
+@pytest.mark.parametrize("end", ["keyboard", "cancel", "rank 0", "rank 1"])
+def test_latents_that_are_kept_are_named_with_what_finishes_them(engine: Engine, tmp_path: Path, end: str) -> None:
+    target, latents = tmp_path / "a.npz", tmp_path / "a.latents.safetensors"
+
+    def watch(event: Event) -> None:
+        if event.stage != "decode" or not event.done:
+            return
+        if end == "keyboard":
+            raise KeyboardInterrupt
+        engine.cancel() if end == "cancel" else os.kill(pids(engine)[int(end[-1])], signal.SIGKILL)
+
+    with pytest.raises((KeyboardInterrupt, Cancelled, launch.RankLost)) as caught:
+        engine.render(replace(T2VA, duration=4.0), target, watch=watch)
+    (told,) = (note for note in caught.value.__notes__ if "latents" in note)
+    assert f"kept in {latents}; finish with: twinreel decode {latents} -o {target}" in told
+    assert latents.exists() and not target.exists()
+    assert engine.decode(latents, target)["path"] == str(target) and not latents.exists()
 
 
 def test_the_file_is_written_by_rank_0(engine: Engine, tmp_path: Path) -> None:

@@ -203,6 +203,11 @@ def test_a_request_names_its_files(tmp_path: Path):
         (replace(MEDIA, audio=MEDIA.audio[0]), "a.wav", "audio"),
         (replace(MEDIA, audio=None), "a.mkv", "audio"),
         (replace(MEDIA, audio=MEDIA.audio[:, :0]), "a.mp4", "audio"),
+        (replace(MEDIA, audio=MEDIA.audio[:, :431]), "a.webm", "audio"),
+        (replace(MEDIA, video=np.zeros((1, 16_386, 2, 3), np.uint8)), "a.mp4", "video"),
+        (replace(MEDIA, video=np.zeros((1, 2, 16_386, 3), np.uint8)), "a.mkv", "video"),
+        (replace(MEDIA, video=np.zeros((1, 65_538, 2, 3), np.uint8)), "a.webm", "video"),
+        (replace(MEDIA, video=np.broadcast_to(np.uint8(0), (1, 16_384, 16_384, 3))), "a.webm", "video"),
         *(
             (replace(MEDIA, report=report), "a.mp4", "report")
             for report in (None, [], {"a": np.int64(1)}, {"a": math.nan})
@@ -213,6 +218,14 @@ def test_values_that_are_no_media(tmp_path: Path, media: Media, name: str, field
     with pytest.raises(RequestError) as caught:
         media.save(tmp_path / name)
     assert caught.value.field == field and not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("name", "sides", "samples"), [("a.mp4", (2, 16_384), 1), ("a.mkv", (16_384, 2), 1), ("a.webm", (65_536, 2), 432)]
+)
+def test_the_most_and_least_that_a_format_takes(tmp_path: Path, name: str, sides: tuple[int, int], samples: int):
+    media = Media(np.zeros((1, *sides, 3), np.uint8), MEDIA.audio[:, :samples])
+    assert media.save(tmp_path / name).exists()
 
 
 def test_only_what_goes_into_a_file_is_looked_at(tmp_path: Path):

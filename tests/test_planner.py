@@ -169,6 +169,23 @@ def test_this_machine_has_memory() -> None:
     assert all(device.free <= device.total for device in cuda_memory())
 
 
+@pytest.mark.parametrize(
+    ("files", "free"),
+    [
+        ({"memory.max": "4096", "memory.current": "4000", "memory.stat": "active_file 904\ninactive_file 3000\n"}, 4000),
+        ({"memory.max": "max", "memory.current": "1", "memory.stat": ""}, None),
+    ],
+)  # fmt: skip
+def test_cached_files_of_a_container_are_room(
+    files: dict[str, str], free: int | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, text in files.items():
+        (tmp_path / name).write_text(text)
+    monkeypatch.setattr("twinreel.machine.GROUP", tmp_path)
+    memory = host_memory()
+    assert memory is not None and (memory.free == free if free else memory.free > 4096)
+
+
 def test_plan_in_words_and_on_the_command_line(tiny_all: Path, tmp_path: Path, capsys) -> None:
     video = tmp_path / "v.mp4"
     write_mp4(video, [flat((9, 9, 9), 96, 64)] * 60, sound=tone(440, 2.5, 48_000))

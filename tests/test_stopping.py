@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -31,6 +32,34 @@ def test_an_ignored_signal_stays_ignored():
             os.kill(os.getpid(), signal.SIGTERM)
     finally:
         signal.signal(signal.SIGTERM, before)
+
+
+# An import in which a signal comes: it swallows everything, and ends after a while or not at all.
+LATE = """import os, signal, sys, time
+try:
+    os.kill(os.getpid(), {number})
+    time.sleep({seconds})
+except BaseException as error:
+    print("swallowed", repr(error), file=sys.stderr)
+"""
+
+
+@pytest.mark.parametrize(
+    ("number", "seconds"), [(signal.SIGINT, 0.1), (signal.SIGTERM, 0.1), (signal.SIGINT, 60), (signal.SIGTERM, 60)]
+)
+@pytest.mark.parametrize("redirected", [False, True])
+def test_a_signal_in_an_import_waits_for_its_end_but_not_for_ever(
+    number: signal.Signals, seconds: float, redirected: bool, tmp_path: Path
+):
+    (tmp_path / "slow.py").write_text(LATE.format(number=int(number), seconds=seconds))
+    script = "import io, sys, contextlib\nfrom twinreel import cli, stopping\nstopping.PATIENCE = 0.3\n"
+    script += "def perform(command):\n"
+    script += f"    with contextlib.redirect_stdout(sys.stderr if {redirected} else sys.stdout):\n"
+    script += "        import slow\n    while True: pass\n"
+    script += "cli.perform = perform; sys.argv[1:] = ['doctor', '--json']; sys.exit(cli.main())"
+    done = subprocess.run([sys.executable, "-c", script], cwd=tmp_path, capture_output=True, text=True, timeout=30)
+    assert done.returncode == 128 + number and json.loads(done.stdout)["exit"] == 128 + number
+    assert done.stderr.startswith("twinreel: stopped by") and len(done.stderr.splitlines()) == 3
 
 
 @pytest.mark.parametrize("step", ["understand", "perform", "complain"])

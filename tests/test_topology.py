@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -11,15 +12,15 @@ import torch
 from twinreel import ConfigError, EngineConfig, topology
 from twinreel.config import resolve
 from twinreel.demo.tiny import tiny_spec
-from twinreel.launch import Seat
 from twinreel.parallel import Axis, Parallel
 from twinreel.parallel.mesh import Mesh
 from twinreel.parallel.ulysses import PLAIN, Relayout, Ulysses
+from twinreel.seat import Seat, seat
 from twinreel.topology import AUTO_CPU, Sizes, choose_mesh, choose_variant, num_ranks, settle_variant
 
 GIB = 1 << 30
 DIT = 38 * GIB  # the released DiT in bf16 without the projections that become tables
-H3 = Sizes(heads=56, kv_heads=8, weights=DIT)
+H3 = Sizes(heads=56, ffn=14_336, kv_heads=8, weights=DIT)
 
 
 def chosen(count: int, memory: int | None, **options: object) -> Mesh:
@@ -129,12 +130,55 @@ class Once(Axis):
         return [value] * self.size
 
 
+def test_the_feed_forward_width_is_dealt_out_too() -> None:
+    small = Sizes(heads=3, ffn=416, kv_heads=3, weights=DIT, memory=GIB)  # as the model in the package has them
+    with pytest.raises(
+        ConfigError, match="tp: 3 ranks cannot share a feed-forward width of 416; use 1, or change gpus"
+    ):
+        choose_mesh(EngineConfig(gpus=3, tp=3), 3, small)
+    assert choose_mesh(EngineConfig(gpus=3), 3, small)[0].tp == 1  # though the weights do not fit
+
+
 def test_a_launcher_decides_how_many() -> None:
     place = Seat(1, 4, 1, 4)
     assert num_ranks(EngineConfig(), place) == num_ranks(EngineConfig(gpus=4), place) == 4
     assert num_ranks(EngineConfig(), None) == 1
     with pytest.raises(ConfigError, match="the launcher started 4 processes"):
         num_ranks(EngineConfig(gpus=2), place)
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        ({"WORLD_SIZE": "3"}, "RANK: is not set, and WORLD_SIZE is 3"),
+        ({"WORLD_SIZE": ""}, "WORLD_SIZE: got '', at least 1 is possible"),
+        ({"WORLD_SIZE": "0"}, "WORLD_SIZE: got '0'"),
+        ({"WORLD_SIZE": "3", "RANK": "3"}, "RANK: got '3', 0 to 2 is possible"),
+        ({"WORLD_SIZE": "3", "RANK": "0", "LOCAL_RANK": "x"}, "LOCAL_RANK: got 'x'"),
+        ({"WORLD_SIZE": "3", "RANK": "0", "LOCAL_WORLD_SIZE": "7"}, "LOCAL_WORLD_SIZE: got '7', 1 to 3"),
+        ({"WORLD_SIZE": "4", "RANK": "2", "LOCAL_WORLD_SIZE": "2"}, "LOCAL_RANK: is not set"),
+        ({"WORLD_SIZE": "3", "RANK": "0"}, "MASTER_ADDR: is not set"),
+        ({"WORLD_SIZE": "3", "RANK": "0", "MASTER_ADDR": "a", "MASTER_PORT": "0"}, "MASTER_PORT: got '0', 1 to 65535"),
+    ],
+)
+def test_a_launcher_that_contradicts_itself_is_refused(
+    given: dict[str, str], words: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("WORLD_SIZE", "RANK", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"):
+        monkeypatch.delenv(name, raising=False)
+        if name in given:
+            monkeypatch.setenv(name, given[name])
+    with pytest.raises(ConfigError, match=re.escape(words)):
+        seat()
+
+
+def test_a_launcher_says_where_a_process_stands(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WORLD_SIZE", "1")
+    assert seat() is None
+    more = {"WORLD_SIZE": "4", "RANK": "3", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2", "MASTER_PORT": "29500"}
+    for name, value in (more | {"MASTER_ADDR": "127.0.0.1"}).items():
+        monkeypatch.setenv(name, value)
+    assert seat() == Seat(3, 4, 1, 2)
 
 
 def test_who_sits_together() -> None:

@@ -155,6 +155,9 @@ def test_exact_seconds_of_a_saved_medium_follow_its_report(tmp_path: Path):
         assert arrays["frames"].shape[0] == 12 and arrays["audio"].shape[1] == 16_000
     with pytest.raises(RequestError, match="how many seconds"):
         Media(FRAMES, SOUND).save(tmp_path / "b.npz", exact_seconds=True)
+    for seconds in (-1, 0, 0.02):
+        with pytest.raises(RequestError, match="no frame"):
+            Media(FRAMES, SOUND, {"plan": {"asked_seconds": seconds}}).save(tmp_path / "b.npz", exact_seconds=True)
 
 
 @pytest.mark.parametrize(("value", "words"), [(np.nan, "2 of 59200 values are not finite"), (1.0, "100%")])

@@ -17,12 +17,13 @@ import time
 import traceback
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager, redirect_stderr
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from .complaint import Complaint, explain
 from .errors import Cancelled, RequestError, TwinreelError
-from .launch import wait_asleep
 from .limits import counted
+from .seat import wait_asleep
 from .watch import pass_by
 
 if TYPE_CHECKING:
@@ -46,9 +47,10 @@ def main(words: Sequence[str] | None = None) -> int:
     from .stopping import stoppable
 
     wait_asleep()
+    given, last = list(sys.argv[1:] if words is None else words), words is None
     with Outlets() as outlets:
-        with stoppable(last=words is None):
-            code = answer(list(sys.argv[1:] if words is None else words))
+        with stoppable(last, partial(interrupted, words=given) if last else None):
+            code = answer(given)
         return outlets.settle(code)
 
 
@@ -66,7 +68,7 @@ def answer(words: Sequence[str]) -> int:
             return say("Usage", end, RequestError.exit_code, end.code, "--json" in words)
         return end.code if isinstance(end.code, int) else int(end.code is not None)
     except KeyboardInterrupt as error:  # before the words were understood, or while an error was being explained
-        return interrupted(error, "--json" in words, next(iter(words), ""))
+        return interrupted(error, words)
 
 
 def understand(words: Sequence[str]) -> Any:
@@ -98,8 +100,6 @@ def run(command: Any, words: Sequence[str] = ()) -> int:
     try:
         check_words(words, command)
         return perform(command)
-    except KeyboardInterrupt as error:
-        return interrupted(error, command.report.json, type(command).__name__.lower())
     except Exception as error:  # the edge of the process: whatever it was ends here as a message and an exit code
         if command.report.traceback:
             traceback.print_exc()
@@ -138,10 +138,10 @@ def exit_code(error: BaseException) -> int:
     return error.exit_code if isinstance(error, TwinreelError) else 1
 
 
-def interrupted(error: KeyboardInterrupt, as_json: bool, command: str) -> int:
-    """Say that a signal ended the command where it stood; the exit code."""
-    number = getattr(error, "signal", signal.SIGINT)
-    return say("Interrupted", error, STOPPED + number, explain(error, command=command), as_json)
+def interrupted(error: KeyboardInterrupt, words: Sequence[str]) -> int:
+    """Say that a signal ended the command of `words` where it stood; the exit code."""
+    number, told = getattr(error, "signal", signal.SIGINT), explain(error, command=next(iter(words), ""))
+    return say("Interrupted", error, STOPPED + number, told, "--json" in words)
 
 
 def complain(kind: str, error: BaseException, code: int, command: Any) -> int:
@@ -256,7 +256,7 @@ def running(flags: EngineFlags, report: ReportFlags) -> Iterator[tuple[Engine, W
 
 def leads() -> bool:
     """Whether this process speaks: alone, or as rank 0 of a launcher's."""
-    from .launch import seat
+    from .seat import seat
 
     place = seat()
     return place is None or place.rank == 0

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
 from functools import partial
 from pathlib import Path
@@ -33,6 +33,7 @@ from .plan import Plan
 from .precision import check_weights
 from .request import Request, check_request
 from .request_json import request_to_json
+from .seat import Seat, seat
 from .topology import at_seat, choose_mesh, choose_variant, describe_mesh, num_ranks, settle_variant, sizes_of
 from .watch import Boundary, Event, Stages, Watch, ignore, pass_by
 from .weights import locate
@@ -49,7 +50,7 @@ class Engine:
     """
 
     def __init__(
-        self, config: EngineConfig | None = None, cache: Cache | None = None, place: launch.Seat | None = None,
+        self, config: EngineConfig | None = None, cache: Cache | None = None, place: Seat | None = None,
         *, weights: Weights | None = None,
     ) -> None:  # fmt: skip
         self.config = EngineConfig() if config is None else config
@@ -61,7 +62,8 @@ class Engine:
         self._turn = Turn()
         self._cancel = threading.Event()
         self._ranks: launch.Ranks | None = None
-        place = place or launch.seat()
+        self.kept: Callable[[str], object] = lambda told: None  # see `Ending`
+        place = place or seat()
         count = num_ranks(self.config, place)
         mesh, why = choose_mesh(self.config, count, sizes_of(self.spec, self.config))
         if place is None and count > 1:
@@ -118,7 +120,9 @@ class Engine:
             stages = self._stages(watch, boundary)
             target = self.team.first(partial(self._check_both, request, path, output))
             latents = sample(request, self.parts, stages, self._vote, planned=partial(_check_room, target, output))
-            return self._finish(latents, stages, Ending(target, output, self.config, self._origin(request)))
+            return self._finish(
+                latents, stages, Ending(target, output, self.config, self._origin(request), kept=self.kept)
+            )
 
     def decode(
         self, latents: str | Path, path: str | Path, output: OutputOptions | None = None, watch: Watch = ignore
@@ -138,7 +142,7 @@ class Engine:
             self.team.first(partial(_check_room, target, output, kept.latents.plan))
             self.team.first(partial(self.parts.check_files, "video_decoder", "audio_decoder"))
             report = {**kept.report, "decoded_by": {"engine": self.describe(), "versions": versions()}}
-            return self._finish(kept.latents, stages, Ending(target, output, self.config, report, source))
+            return self._finish(kept.latents, stages, Ending(target, output, self.config, report, source, self.kept))
 
     def cancel(self) -> None:
         """End the running request at its next step or clip; `generate` then raises Cancelled. Without one, no effect."""

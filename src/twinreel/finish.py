@@ -5,7 +5,7 @@ from __future__ import annotations
 import shlex
 import tempfile
 from collections import deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing
 from dataclasses import dataclass, fields, replace
 from functools import partial
@@ -34,7 +34,8 @@ NAMED_ALREADY = ("model", "components", "allow_remote")  # the last: decoding fe
 class Ending:
     """Where a run is to end: the file, its options, the engine's configuration, and the run's report so far.
 
-    `source` is the latents file that is being decoded, None for a run that has just sampled.
+    `source` is the latents file that is being decoded, None for a run that has just sampled. `kept` hears what an error
+    would say of the latents from when they are in a file, and nothing ("") once they are not needed any more.
     """
 
     target: Path
@@ -42,6 +43,7 @@ class Ending:
     config: EngineConfig
     report: Mapping[str, Any]
     source: Path | None = None
+    kept: Callable[[str], object] = lambda told: None
 
     def command(self, latents: Path) -> str:
         """What a person types to finish it."""
@@ -79,6 +81,7 @@ class Keeping:
     def __enter__(self) -> Keeping:
         if self.path is not None:
             self._held = _in_use(self.path)
+            self.ending.kept(self._told())
             return self
         for place, save in ((self.ending.target.parent, self._beside), (Path(tempfile.gettempdir()), self._elsewhere)):
             try:
@@ -86,22 +89,28 @@ class Keeping:
             except OSError as error:
                 self.fault = f"latents: not kept in {place} ({error.strerror or error})"
             else:
+                self.ending.kept(self._told())
                 break
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
         if error is None:
+            self.ending.kept("")
             if self.path is not None and not self.keep:
                 try:
                     self.path.unlink(missing_ok=True)
                 except OSError as refusal:
                     self.left = f"latents: {self.path} is done with, and stays ({refusal.strerror or refusal})"
         elif self.path is not None:
-            error.add_note(f"the latents are kept in {self.path}; finish with: {self.ending.command(self.path)}")
+            error.add_note(self._told())
         elif self.fault:
             error.add_note(self.fault)
         if self._held is not None:
             self._held.close()
+
+    def _told(self) -> str:
+        assert self.path is not None
+        return f"the latents are kept in {self.path}; finish with: {self.ending.command(self.path)}"
 
     def _beside(self) -> None:
         ending, overwrite = self.ending, self.ending.output.overwrite

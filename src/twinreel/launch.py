@@ -1,7 +1,4 @@
-"""One process a rank: where this process stands among them, how they are started, watched and started anew.
-
-The only reader of the launcher's RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE, MASTER_ADDR and MASTER_PORT.
-"""
+"""One process a rank: how they are started, watched and started anew."""
 
 from __future__ import annotations
 
@@ -16,96 +13,22 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection, wait
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from .seat import MEETING, environment
 from .watch import Boundary, Watch
 
-if TYPE_CHECKING:
-    from .parallel import Parallel, Strategy
-    from .parallel.mesh import Mesh
-
 ENTRY = "twinreel.rank"
-PATIENCE = 20.0  # seconds a collective of the model may take before its ranks count as stuck
-MEETING = 300.0  # seconds for all ranks to be there
 PULSE = 0.3  # seconds between two signs of life of a rank
 SILENCE = 25.0  # seconds without one after which a rank counts as stuck
 HUSH = 3.0  # seconds without one after which it is what the others failed for
 GATHERING = 1.0  # seconds after a failure in which the others may say why
 LEAVING = 5.0  # seconds for a process whose line is gone to be gone too
-# NVLink multicast stays off: nothing here gains by it, and a process that dies with it can take the host's GPUs along
-QUIET = {"NCCL_NVLS_ENABLE": "0", "TORCH_SYMM_MEM_DISABLE_MULTICAST": "1", "NVSHMEM_DISABLE_NVLS": "1"}
 ENDING = 10.0  # seconds to end a run that its caller has left
-
-
-def wait_asleep() -> None:
-    """Let this process's waiting OpenMP threads sleep instead of spin; only before torch is loaded.
-
-    Beside other work, spinning threads slow each other down several times over. What the person set is kept.
-    """
-    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
-
-
-def quiet() -> None:
-    """Keep NVLink multicast off in this process, unless the person has set otherwise; only before the ranks meet."""
-    for name, value in QUIET.items():
-        os.environ.setdefault(name, value)
 
 
 class RankLost(RuntimeError):
     """A process of a rank ended, or its ranks no longer answer. They are started anew; the next request works."""
-
-
-@dataclass(frozen=True)
-class Seat:
-    """This process among the ranks. `listening`: rank 0's open socket of the meeting place; None where the launcher
-    keeps one."""
-
-    rank: int
-    world: int
-    local_rank: int
-    local_world: int
-    listening: int | None = None
-    started_here: bool = False
-
-    def join(self, mesh: Mesh, strategy: Strategy, backend: str) -> Parallel:
-        """Meet the other ranks and form the axes."""
-        import datetime
-
-        import torch
-        import torch.distributed as dist
-
-        from .parallel.mesh import join_mesh
-
-        quiet()
-        if backend == "nccl":
-            torch.cuda.set_device(self.local_rank)  # whose streams the collectives use
-
-        if not dist.is_initialized():
-            where: dict[str, Any] = {"init_method": "env://"}
-            if self.started_here:
-                where = {"store": self._store(), "rank": self.rank, "world_size": self.world}
-            dist.init_process_group("gloo", timeout=datetime.timedelta(seconds=MEETING), **where)
-        return join_mesh(mesh, self.rank, strategy, backend=backend, patience=PATIENCE)
-
-    def _store(self) -> Any:
-        import datetime
-
-        from torch.distributed import TCPStore
-
-        address, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
-        more: dict[str, Any] = {"master_listen_fd": self.listening} if self.rank == 0 else {}
-        return TCPStore(address, port, self.world, self.rank == 0, timeout=datetime.timedelta(seconds=MEETING), **more)
-
-
-def seat(listening: int | None = None, started_here: bool = False) -> Seat | None:
-    """What the launcher's variables say, or None in a process that stands alone."""
-    given = os.environ
-    world = int(given.get("WORLD_SIZE", "1"))
-    if world == 1:
-        return None
-    rank = int(given["RANK"])
-    local = int(given.get("LOCAL_RANK", rank)), int(given.get("LOCAL_WORLD_SIZE", world))
-    return Seat(rank, world, *local, listening, started_here)
 
 
 @dataclass
@@ -131,6 +54,7 @@ class Ranks:
         self._running: int | None = None
         self._waiting: set[int] = set()  # ranks of the run that have not ended it
         self._runs = 0
+        self._kept = ""  # what rank 0 has said of latents that are in a file
         self.facts: dict[str, Any] = {}
         self._start()
         self._await_ready()
@@ -144,10 +68,24 @@ class Ranks:
         """Have every rank carry out `order`; rank 0's result.
 
         `watch` and `boundary` are called here with what rank 0 tells. Raises the error that all ranks agreed on; the
-        cause of any other, after which the ranks are started anew; RankLost.
+        cause of any other, after which the ranks are started anew; RankLost. Each has a note of latents that are kept.
         """
+        if any(member.process.poll() is not None for member in self._members):
+            self.close()  # one has gone since the last run, which costs this one nothing but time
+            self._start()
         self._await_ready()
-        self._runs += 1
+        self._runs, self._kept = self._runs + 1, ""
+        try:
+            return self._carried_out(order, watch, boundary)
+        finally:
+            self._running = None
+            if self._waiting:  # the caller has left: end the run, or the ranks
+                self._abandon()
+            error = sys.exc_info()[1]
+            if error is not None and self._kept and self._kept not in getattr(error, "__notes__", ()):
+                error.add_note(self._kept)
+
+    def _carried_out(self, order: tuple[Any, ...], watch: Watch, boundary: Boundary | None) -> Any:
         self._waiting = {member.rank for member in self._members}
         for member in self._members:
             member.heard = time.monotonic()
@@ -160,10 +98,6 @@ class Ranks:
             if not any(member.process.poll() is not None for member in self._members):
                 raise  # an error of the caller's own, such as a watch that writes a file
             raise self._broken(error, None) from None
-        finally:
-            self._running = None
-            if self._waiting:  # the caller has left: end the run, or the ranks
-                self._abandon()
 
     def cancel(self) -> None:
         """End the run at its next vote. Without one, no effect."""
@@ -193,6 +127,8 @@ class Ranks:
                     watch(*values)
                 elif kind == "boundary" and boundary is not None:
                     boundary(*values)
+                elif kind == "kept":
+                    self._kept = values[0]
                 elif kind == "done":
                     self._waiting.discard(member.rank)
                     result = values[0] if member.rank == 0 else result
@@ -201,7 +137,7 @@ class Ranks:
                     if not agreed:
                         raise self._broken(failed, member.rank)
                     self._waiting.discard(member.rank)
-                    error = error or failed
+                    error = failed if error is None or member.rank == 0 else error  # rank 0's has its notes
         if error is not None:
             raise error
         return result
@@ -237,6 +173,7 @@ class Ranks:
                     silent.discard(lines[line])
                     continue
                 alive.add(lines[line])
+                self._kept = values[0] if kind == "kept" else self._kept
                 if kind in ("failed", "done"):
                     silent.discard(lines[line])
                     words[lines[line]] = f"{type(values[0]).__name__}: {values[0]}" if kind == "failed" else "done"
@@ -295,6 +232,7 @@ class Ranks:
                 except (EOFError, OSError):
                     end = 0.0
                     break
+                self._kept = values[0] if kind == "kept" else self._kept
                 if kind == "failed" and not values[1]:
                     end = 0.0
                 if kind in ("done", "failed"):
@@ -322,12 +260,11 @@ class Ranks:
     def _start_rank(self, rank: int, listening: int, variables: dict[str, Any]) -> Member:
         ours, theirs = Pipe()
         own = variables | {"RANK": rank, "LOCAL_RANK": rank}
-        environment = {**os.environ, **{name: str(value) for name, value in own.items()}}
         passed = (theirs.fileno(), *([listening] if rank == 0 else []))
         # Its standard output is ours to fill: what a rank prints goes to standard error.
         process = subprocess.Popen(
             [sys.executable, "-m", self._entry, *map(str, passed)],
-            pass_fds=passed, stdin=subprocess.DEVNULL, stdout=2, env=environment,
+            pass_fds=passed, stdin=subprocess.DEVNULL, stdout=2, env=environment(own),
         )  # fmt: skip
         theirs.close()
         return Member(rank, process, ours)

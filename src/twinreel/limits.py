@@ -74,6 +74,12 @@ STEPS = Range(2, 1000, whole=True)
 SEEDS = Range(0, 2**63 - 1, whole=True)
 SHIFTS = Range(0.01, 1000)
 TIMES = Range(0, 86_400, "s")  # of `start` and `end` inside a source
+# Of a picture, by the ending of its file: x264 refuses longer ones, VP9's header has 16 bits for each less one
+_H264, _VP9 = Range(2, 16_384, "pixels", whole=True), Range(2, 65_536, "pixels", whole=True)
+ENCODED_SIDES: Mapping[str, Range] = {".mp4": _H264, ".mkv": _H264, ".webm": _VP9}
+ENCODED_PIXELS = 2**28 - 2  # FFmpeg counts 128 more on each side
+# Samples of 32 kHz that a sound has at least: 13.5 ms are what Opus's encoder delay leaves of a first packet, whole
+SHORTEST_SOUND: Mapping[str, int] = {".webm": 432}
 
 
 def durations(world: World) -> Range:

@@ -10,6 +10,8 @@ from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
 
+GROUP = Path("/sys/fs/cgroup")  # a container's own
+
 
 @dataclass(frozen=True)
 class Memory:
@@ -29,11 +31,12 @@ def host_memory() -> Memory | None:
         if not all(name in getattr(os, "sysconf_names", {}) for name in names):
             return None
         total = free = os.sysconf(names[0]) * os.sysconf(names[1])
-    group = Path("/sys/fs/cgroup")
     try:
-        limit = int((group / "memory.max").read_text())
-        used = int((group / "memory.current").read_text())
-    except (OSError, ValueError):  # no group, or "max": no limit
+        limit = int((GROUP / "memory.max").read_text())
+        used = int((GROUP / "memory.current").read_text())
+        kinds = dict(re.findall(r"^(\w+) (\d+)$", (GROUP / "memory.stat").read_text(), re.MULTILINE))
+        used -= int(kinds["active_file"]) + int(kinds["inactive_file"])  # cached files, which make room
+    except (OSError, ValueError, KeyError):  # no group, or "max": no limit
         return Memory(total, free)
     return Memory(min(total, limit), min(free, max(0, limit - used)))
 

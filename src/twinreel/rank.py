@@ -12,8 +12,9 @@ from collections.abc import Mapping
 from multiprocessing.connection import Connection
 from typing import TYPE_CHECKING, Any
 
-from .launch import PULSE, get, put, seat
+from .launch import PULSE, get, put
 from .parallel.team import is_agreed, portable
+from .seat import seat
 from .watch import Event
 
 if TYPE_CHECKING:
@@ -85,6 +86,7 @@ def main() -> int:
 
         place = seat(descriptors[1] if len(descriptors) > 1 else None, started_here=True)
         engine = Engine(config, cache, place)
+        engine.kept = lambda told: line.say("kept", told)
         line.say("ready", engine.describe())
     except Exception as error:  # the edge of the process: whoever started it is told why there is no engine
         line.say("failed", portable(error), True)

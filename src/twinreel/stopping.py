@@ -5,9 +5,11 @@ Outside a run the first signal ends the command where it stands, in the same wor
 
 from __future__ import annotations
 
+import os
 import signal
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import FrameType, TracebackType
@@ -16,6 +18,8 @@ from typing import Any
 from .errors import Cancelled
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
+LOOK = 0.02  # seconds between two looks at whether an import has ended
+PATIENCE = 2.0  # seconds that a signal waits for that
 
 
 class Stopped(KeyboardInterrupt):
@@ -27,16 +31,38 @@ class Stopped(KeyboardInterrupt):
 
 
 @contextmanager
-def stoppable(last: bool = False) -> Iterator[None]:
+def stoppable(last: bool = False, leave: Callable[[Stopped], int] | None = None) -> Iterator[None]:
     """Inside the block a signal raises `Stopped`; the same one again, while things are put away, kills the process.
+
+    It waits for the end of an import: torch and NumPy swallow an exception that comes from nowhere in the middle of
+    theirs, abort on it, or are broken from then on. One that goes on for PATIENCE seconds is not waited for: `leave`
+    says so, and the process ends at once with the exit code that it returns; without `leave` it is raised there.
 
     `last`: the process ends after the block, and what signals it then has nothing left to stop.
     """
     before: dict[signal.Signals, Any] = {}
+    outside, ended = _imports(sys._getframe()), False
+    streams = sys.stdout, sys.stderr
 
     def stop(number: int, frame: FrameType | None) -> None:
         signal.signal(number, signal.SIG_DFL)
-        raise Stopped(number)
+        act(Stopped(number), time.monotonic() + PATIENCE, frame)
+
+    def act(stopped: Stopped, end: float, frame: FrameType | None) -> None:
+        if ended:
+            return
+        if _imports(frame) > outside:
+            if time.monotonic() < end:
+                before.setdefault(signal.SIGALRM, signal.getsignal(signal.SIGALRM))
+                signal.signal(signal.SIGALRM, lambda _, later: act(stopped, end, later))
+                signal.setitimer(signal.ITIMER_REAL, LOOK)
+                return
+            if leave is not None:
+                sys.stdout, sys.stderr = streams  # whoever has redirected them will not come back
+                code = leave(stopped)
+                sys.stdout.flush()
+                os._exit(code)
+        raise stopped
 
     try:
         if threading.current_thread() is threading.main_thread():
@@ -45,8 +71,35 @@ def stoppable(last: bool = False) -> Iterator[None]:
                     before[number] = signal.signal(number, stop)
         yield
     finally:
+        ended = True
+        if signal.SIGALRM in before:
+            signal.setitimer(signal.ITIMER_REAL, 0)
         for number, handler in before.items():
             signal.signal(number, signal.SIG_IGN if last else handler)
+
+
+def _imports(frame: FrameType | None) -> int:
+    """How many frames of an import are on the stack; one that C code asks for has them as well."""
+    count = 0
+    while frame is not None:
+        count += frame.f_code.co_filename == "<frozen importlib._bootstrap>"
+        frame = frame.f_back
+    return count
+
+
+@contextmanager
+def held_back() -> Iterator[None]:
+    """Inside the block signals wait for its end, and in processes that are started there for `let_through`."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def let_through() -> None:
+    """In a process that was started under `held_back`: signals come again."""
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
 
 
 class Stopping:

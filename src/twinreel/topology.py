@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any
 
 from .config import Choices, EngineConfig, check_config, check_one_device, cuda_number, resolve
 from .errors import ConfigError
-from .launch import PATIENCE, Seat
 from .machine import cuda_memory
 from .precision import check_weights, parse_precision, running
+from .seat import PATIENCE, Seat
 from .spec import DiTSpec, Spec
 
 if TYPE_CHECKING:
@@ -28,10 +28,11 @@ WEIGHTS_SHARE = 0.75  # of a device's memory may be weights of the DiT; rows, ta
 
 @dataclass(frozen=True)
 class Sizes:
-    """What a choice depends on: heads of the DiT, key and value heads of the conditioner, bytes of the DiT's weights, and
-    bytes of the smallest device's memory (None where the ranks run on the CPU or it is not known)."""
+    """What a choice depends on: heads and feed-forward width of the DiT, key and value heads of the conditioner, bytes of
+    the DiT's weights and of the smallest device's memory (None where the ranks run on the CPU or it is not known)."""
 
     heads: int
+    ffn: int
     kv_heads: int
     weights: int
     memory: int | None = None
@@ -46,7 +47,7 @@ def sizes_of(spec: Spec, config: EngineConfig) -> Sizes:
     _, fp8 = parse_precision(config.precision)
     weights = stored_bytes(replace(spec, dit=running(spec.dit, fp8)), dit)
     weights += stored_bytes(spec, dit) if fp8 is not None and fp8.steps else 0
-    return Sizes(spec.dit.heads, spec.text.kv_heads, weights, memory)
+    return Sizes(spec.dit.heads, spec.dit.ffn, spec.text.kv_heads, weights, memory)
 
 
 # What `check_config` and `cuda_number` settle by themselves; everything else is asked of torch and its kernels.
@@ -98,8 +99,16 @@ def choose_mesh(config: EngineConfig, count: int, sizes: Sizes) -> tuple[Mesh, d
     sp = config.sp or count // tp
     if sp * tp != count:
         raise ConfigError(f"sp, tp: {sp} times {tp} is not the number of ranks, {count}; leave one of them out")
+    if sizes.ffn % tp:
+        dealt = ", ".join(str(n) for n in range(1, count + 1) if count % n == 0 == sizes.ffn % n)
+        raise ConfigError(
+            f"tp: {tp} ranks cannot share a feed-forward width of {sizes.ffn}; use {dealt}, or change gpus"
+        )
     text = 1 if config.conditioner in ("whole", "fsdp") else math.gcd(sizes.kv_heads, count)
-    reason = "auto: less memory, loaded sooner" if config.conditioner == "auto" else "asked for"
+    told = (
+        "less memory, loaded sooner" if text > 1 else "one rank" if count == 1 else f"{count} ranks share no head of it"
+    )
+    reason = f"auto: {told}" if config.conditioner == "auto" else "asked for"
     if config.conditioner == "fsdp" and count == 1:
         raise ConfigError("conditioner: fsdp is for several ranks, this run has one; use whole or auto")
     if config.conditioner == "split" and text == 1:
@@ -122,11 +131,10 @@ def _choose_tp(config: EngineConfig, count: int, sizes: Sizes) -> tuple[int, str
     if sizes.memory is None:
         return 1, "auto: rows over all ranks"
     room = sizes.memory * WEIGHTS_SHARE
-    for tp in (n for n in range(1, count + 1) if count % n == 0):
-        if sizes.weights / tp <= room or tp == count:
-            part, whole = sizes.weights / tp / 2**30, sizes.memory / 2**30
-            return tp, f"auto: {part:.0f} GiB of DiT weights a rank, {whole:.0f} GiB of memory"
-    raise AssertionError("count divides itself")
+    dealt = [n for n in range(1, count + 1) if count % n == 0 == sizes.ffn % n]
+    tp = next((n for n in dealt if sizes.weights / n <= room), dealt[-1])
+    part, whole = sizes.weights / tp / 2**30, sizes.memory / 2**30
+    return tp, f"auto: {part:.0f} GiB of DiT weights a rank, {whole:.0f} GiB of memory"
 
 
 @dataclass(frozen=True)

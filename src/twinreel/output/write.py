@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..errors import RequestError
-from ..limits import check_number, shown
+from ..limits import ENCODED_PIXELS, ENCODED_SIDES, SHORTEST_SOUND, check_number, counted, shown
 from ..spec import FPS, SAMPLE_RATE
 from . import CONTAINERS, FORMATS, OutputOptions, check_options, check_output
 from .placing import place_output, unfinished
@@ -133,22 +133,39 @@ def _check_values(media: Media, target: Path, output: OutputOptions) -> None:
         video = media.video
         if getattr(video, "dtype", None) != np.uint8 or video.ndim != 4 or video.shape[3] != 3 or 0 in video.shape:
             raise RequestError("video", f"got {_form(video)}; uint8 [F, H, W, 3] is needed")
-        if suffix in CONTAINERS and (video.shape[1] % 2 or video.shape[2] % 2):
-            raise RequestError(
-                "video",
-                f"got {_form(video)}; {suffix} takes even sides, so cut a row or column, or write .npz or frames",
-            )
+        if suffix in CONTAINERS:
+            _check_sides(video, suffix)
     audio = media.audio
     if output.audio and (getattr(audio, "dtype", None) != np.float32 or audio.ndim != 2 or audio.shape[0] != 2):
         raise RequestError("audio", f"got {_form(audio)}; float32 [2, n] is needed, or audio=False")
     if output.audio and not audio.shape[1]:
         raise RequestError("audio", "holds no samples; give some, or leave the sound out by audio=False")
+    if output.audio and audio.shape[1] < (least := SHORTEST_SOUND.get(suffix, 1)):
+        held = counted(audio.shape[1], "sample")
+        raise RequestError("audio", f"holds {held}, {suffix} takes {least} and more; write .mkv, or use audio=False")
     try:
         plain = isinstance(json.loads(json.dumps(media.report, allow_nan=False)), dict)
     except (TypeError, ValueError, RecursionError):
         plain = False
     if not plain:
         raise RequestError("report", f"got {shown(media.report)}; a dict of plain JSON values is needed, or none")
+
+
+def _check_sides(video: NDArray[np.uint8], suffix: str) -> None:
+    """Refuse pictures that no encoder of `suffix` takes. Raises RequestError (`video`)."""
+    height, width = video.shape[1:3]
+    sides, otherwise = ENCODED_SIDES[suffix], "or write .npz or frames"
+    if height % 2 or width % 2:
+        raise RequestError(
+            "video", f"got {_form(video)}; {suffix} takes even sides, so cut a row or column, {otherwise}"
+        )
+    if height not in sides or width not in sides:
+        raise RequestError(
+            "video", f"got {_form(video)}, {suffix} takes sides of {sides}; make it smaller, {otherwise}"
+        )
+    if (height + 128) * (width + 128) > ENCODED_PIXELS:
+        most = f"about {ENCODED_PIXELS / 1e6:.0f} million pixels a picture"
+        raise RequestError("video", f"got {_form(video)}, {suffix} takes {most}; make it smaller, {otherwise}")
 
 
 def _asked_seconds(report: Mapping[str, Any]) -> float:
@@ -159,6 +176,8 @@ def _asked_seconds(report: Mapping[str, Any]) -> float:
         check_number("exact_seconds", seconds)
     except RequestError:
         raise RequestError("exact_seconds", "needs a report that says how many seconds were asked for") from None
+    if round(seconds * FPS) < 1:  # type: ignore[operator]
+        raise RequestError("exact_seconds", f"the report asks for {seconds} s, which is no frame; leave it out")
     return float(seconds)  # type: ignore[arg-type]
 
 

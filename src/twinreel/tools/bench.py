@@ -38,6 +38,7 @@ TEXTS = {
 }
 MOST = {"layers": 1000, "fewest": 1000}  # modules and marks, which take host memory before anything is measured
 PASSES = ("auto", "triton", "reference")
+CAPS = (80.0, 48.0, 24.0)  # GiB
 POSITIVE = (
     "seconds", "frames", "text", "rows", "layers", "fewest", "encode_frames", "tile_batch", "tokens", "caps", "cap",
 )  # fmt: skip
@@ -51,11 +52,24 @@ INSTEAD = {
 }
 
 
+class Defaults(argparse.HelpFormatter):
+    """What a flag is without being given stands behind its help."""
+
+    def _get_help_string(self, action: argparse.Action) -> str | None:
+        value, text = action.default, action.help or ""
+        if value in (None, False, [], argparse.SUPPRESS):
+            return text
+        return f"{text} (default {' '.join(map(str, value)) if isinstance(value, list) else value})"
+
+
 def parser() -> argparse.ArgumentParser:
     """The flags."""
     whole = argparse.ArgumentParser(prog="twinreel bench", description=__doc__, allow_abbrev=False)
     kinds = whole.add_subparsers(dest="what", required=True, metavar="WHAT")
-    made = {name: kinds.add_parser(name, help=text, description=text) for name, text in TEXTS.items()}
+    made = {
+        name: kinds.add_parser(name, help=text, description=text, formatter_class=Defaults)
+        for name, text in TEXTS.items()
+    }
     kinds.add_parser("scaling", help="one host's GPUs, one topology after the other", add_help=False)
     for name, flags in made.items():
         flags.allow_abbrev = False
@@ -63,7 +77,8 @@ def parser() -> argparse.ArgumentParser:
         if name in ("dit", "e2e", "memory"):
             flags.add_argument("--attention", default="auto", help="as in the engine")
             choices = {"dit": ("live", "precompute", "both"), "e2e": ("auto", "live", "precompute")}
-            flags.add_argument("--adaln", choices=choices.get(name, ("live", "precompute")), default="precompute")
+            kinds_of = choices.get(name, ("live", "precompute"))
+            flags.add_argument("--adaln", choices=kinds_of, default="precompute", help="as in the engine")
             if name == "dit":
                 flags.add_argument("--ops", nargs="+", default=["auto"], help="tables, compared with the first")
             else:
@@ -83,15 +98,16 @@ def _shared(flags: argparse.ArgumentParser, name: str) -> None:
     if name != "e2e":
         flags.add_argument("--seconds", type=float, default=1.0, help="how long each figure is measured")
     if name != "encoder":
-        flags.add_argument("--frames", type=int, default=124)
+        flags.add_argument("--frames", type=int, default=124, help="of the clip")
         flags.add_argument("--size", help="WxH; default 1344x768, or the smaller models' own")
     if name in ("ops", "dit", "e2e", "memory"):
         flags.add_argument("--text", type=int, default=300, help="prompt rows")
     if name != "vae":
-        more: dict[str, Any] = {"dit": {"nargs": "+", "help": "bf16, fp32, fp8 with its fields; compared"}}
-        more["e2e"] = {"help": "as in the engine"}
+        texts = {"dit": "bf16, fp32, fp8 with its fields, compared", "e2e": "as in the engine"}
+        more: dict[str, Any] = {} if name in texts else {"choices": ("bf16", "fp32")}
         default: Any = ["bf16"] if name == "dit" else "bf16"
-        flags.add_argument("--precision", default=default, **more.get(name, {"choices": ("bf16", "fp32")}))
+        text = f"{texts.get(name, 'of weights and inputs')}; the default on a CPU too, where the engine's is fp32"
+        flags.add_argument("--precision", default=default, nargs="+" if name == "dit" else None, help=text, **more)
 
 
 def _own(made: Mapping[str, argparse.ArgumentParser]) -> None:
@@ -116,11 +132,12 @@ def _own(made: Mapping[str, argparse.ArgumentParser]) -> None:
     vae.add_argument("--fewest", type=int, default=3, help="runs that a figure has at least; 1: long ones run once")
     encoder.add_argument("--tokens", type=int, nargs="+", default=[300, 1500], help="of the prompts")
     encoder.add_argument("--stream", action="store_true", help="also layer by layer from page-locked host memory")
-    e2e.add_argument("--steps", type=int, default=50)
+    e2e.add_argument("--steps", type=int, default=50, help="of a request; 50 are 49 calls")
     e2e.add_argument("--policy", nargs="+", default=[], help="also with each of these step policies")
     e2e.add_argument("--residency", default="auto", help="as in the engine")
     e2e.add_argument("--cap", type=float, help="GiB of the device to use; name a --residency that fits")
-    made["memory"].add_argument("--caps", type=float, nargs="+", default=[80, 48, 24], help="GiB of the device to use")
+    caps = f"GiB of a CUDA device to use; default {' '.join(f'{cap:g}' for cap in CAPS)}; a CPU has none"
+    made["memory"].add_argument("--caps", type=float, nargs="+", help=caps)
 
 
 def main(words: Sequence[str] | None = None) -> int:
@@ -171,6 +188,7 @@ def refusing(flags: Mapping[str, Any], seen: Collection[str]) -> Iterator[None]:
             for name in [name for name in names if name in seen] or names
             for value in [flags[name]]
         )
+        given = f"--shape {flags['shape']} {given}"  # whose weights come first
         told = " ".join(str(error).split()).rpartition("DefaultCPUAllocator: ")[2][:200] or type(error).__name__
         raise ConfigError(f"{given}: memory has no room for this ({told}); give less, or a smaller --shape") from None
 
@@ -254,20 +272,24 @@ def _e2e(flags: argparse.Namespace, spec: Spec, device: torch.device) -> dict[st
     from .timing import capped
 
     same = {name: getattr(flags, name) for name in ("precision", "ops", "attention", "adaln", "residency")}
-    if flags.cap is not None and device.type != "cuda":
-        raise ConfigError(f"cap: is of a CUDA device's memory, this run is on {device}; leave it out")
+    _check_caps("cap", flags, device)
     config = EngineConfig(device=str(device), **same)
     with capped(device, flags.cap):
         return bench_e2e(spec, _sizes(flags, spec), config, flags.policy, flags.steps) | {"cap_gib": flags.cap}
 
 
+def _check_caps(name: str, flags: argparse.Namespace, device: torch.device) -> None:
+    if getattr(flags, name) is not None and device.type != "cuda":
+        raise ConfigError(f"--{name}: is of a CUDA device's memory, this run is on {device}; leave it out")
+
+
 def _memory(flags: argparse.Namespace, spec: Spec, device: torch.device) -> dict[str, Any]:
     from .bench_memory import bench_memory
 
+    _check_caps("caps", flags, device)
     way = _way(flags.precision, flags.ops, spec, device, flags.attention)
-    return bench_memory(
-        spec, _sizes(flags, spec), way.ops, _setting(flags, device, _dtype([flags.precision])), flags.caps
-    )
+    setting = _setting(flags, device, _dtype([flags.precision]))
+    return bench_memory(spec, _sizes(flags, spec), way.ops, setting, flags.caps or CAPS)
 
 
 RUNS = {"ops": _ops, "dit": _dit, "vae": _vae, "encoder": _encoder, "e2e": _e2e, "memory": _memory}

@@ -27,7 +27,7 @@ from ..schedule import make_sigmas, step_timesteps
 from ..spec import FPS, Spec
 from .bench_fp8 import attention_rates, product_rate, product_shapes
 from .random_weights import RandomWeights, fill
-from .timing import card, device_memory, kernels, measure, product_roof, release
+from .timing import card, device_memory, digits, kernels, measure, product_roof, release
 
 Steps = list[tuple[Tensor, Tensor]]
 STEP = 1  # the first step at which video and audio have timesteps of their own
@@ -121,7 +121,7 @@ def bench_dit(spec: Spec, sizes: Sizes, ways: list[Way], setting: Setting) -> di
     result["roofs_tflops"] = roofs = _roofs(spec, rows, ways, setting)
     floors = {way.precision: floor_seconds(spec, rows, way, roofs) for way in ways}
     result["floor_seconds"] = floors
-    rates = ", ".join(f"{name} {rate:.0f}" for name, rate in roofs.items())
+    rates = ", ".join(f"{name} {digits(rate)}" for name, rate in roofs.items())
     print(f"{rows} rows; TFLOP/s {rates}; floors {', '.join(f'{name} {s:.3f} s' for name, s in floors.items())}")
     given = inputs(spec, plan, layout, setting)
     result["calls"], first = _calls(spec, layout, ways, setting, given)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import tempfile
 import time
 from collections.abc import Sequence
 from contextlib import closing
@@ -16,6 +15,7 @@ from ..engine import Engine
 from ..limits import counted
 from ..output import OutputOptions
 from ..request import Request, check_request
+from ..scratch import scratch
 from ..spec import Spec
 from .bench_dit import Sizes, request_of
 from .random_weights import RandomWeights
@@ -45,10 +45,10 @@ def bench_e2e(spec: Spec, sizes: Sizes, config: EngineConfig, policies: Sequence
     print(f"ends in {result['ends_in']}")
     rows: list[dict[str, Any]] = []
     with (
-        tempfile.TemporaryDirectory(prefix="twinreel-bench-") as folder,
+        scratch("bench") as folder,
         closing(Engine(config, weights=RandomWeights(spec, device))) as engine,
     ):
-        target = Path(folder, "a.mp4") if writes() else None
+        target = folder / "a.mp4" if writes() else None
         begin = time.perf_counter()
         run(engine, request_of(sizes, steps=steps, policy=WARM), target)
         result["cold_seconds"] = time.perf_counter() - begin

@@ -13,7 +13,7 @@ from torch import Tensor
 from ..ops import Ops, e4m3, quantized
 from ..ops.e4m3 import Quantized, QuantizedHeads
 from ..spec import DiTSpec
-from .timing import measure
+from .timing import digits, measure
 
 
 def product_shapes(spec: DiTSpec) -> dict[str, tuple[int, int]]:
@@ -68,10 +68,12 @@ def bench_fp8(spec: DiTSpec, ops: Ops, attention: str, qkv_SH3d: Tensor, seconds
     for name, way in ways.items():
         shapes = product_shapes(spec).items()
         found[name] = {each: product_rate(way, rows, shape, device, seconds) for each, shape in shapes}
-        print(f"fp8 {name}: {', '.join(f'{each} {rate:.0f}' for each, rate in found[name].items())}")
+        print(f"fp8 {name}: {', '.join(f'{each} {digits(rate)}' for each, rate in found[name].items())}")
     if table.why["fp8_attention"].startswith("fp8"):
         found["attention_tflops"] = attention_rates(table, qkv_SH3d, seconds)
-        print(f"fp8 attention: {', '.join(f'{each} {rate:.0f}' for each, rate in found['attention_tflops'].items())}")
+        print(
+            f"fp8 attention: {', '.join(f'{each} {digits(rate)}' for each, rate in found['attention_tflops'].items())}"
+        )
     return found
 
 

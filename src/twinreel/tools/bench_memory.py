@@ -32,7 +32,8 @@ from .timing import capped, card, host_roof, release, streamed_bytes
 
 @torch.inference_mode()
 def bench_memory(spec: Spec, sizes: Sizes, table: Ops, setting: Setting, caps: Sequence[float]) -> dict[str, Any]:
-    """Seconds, peaks and predictions of a call on the whole card and under each of `caps` GiB. Plain values."""
+    """Seconds, peaks and predictions of a call on the whole card and under each of `caps` GiB; on a CPU, which has no cap,
+    resident and by layers. Plain values."""
     plan, layout = plan_of(sizes, spec)
     device = setting.device
     rows = {kind: len(getattr(layout, f"{kind}_indices")) for kind in ("text", "audio", "video")}
@@ -43,13 +44,15 @@ def bench_memory(spec: Spec, sizes: Sizes, table: Ops, setting: Setting, caps: S
     steps, text, start = inputs(spec, plan, layout, setting)
     models = Models(spec, table, setting)
     kept = Kept(device.type, setting.dtype.itemsize, 2, 4, "all", setting.adaln, table.name)
-    whole = torch.cuda.get_device_properties(device).total_memory / GIB if device.type == "cuda" else 0.0
+    allowed: tuple[float | None, ...] = None, None  # a CPU shows that both ways run
+    if device.type == "cuda":
+        allowed = torch.cuda.get_device_properties(device).total_memory / GIB, *sorted(caps, reverse=True)
     calls, first = list[dict[str, Any]](), None
-    for cap in (whole, *sorted(caps, reverse=True)):
+    for cap in allowed:
         asked = Asked("auto" if calls else "stages", setting.adaln)
-        choice = choose(asked, plan, rows, spec, kept, free_memory(None, int(cap * GIB) if whole else None))
-        name = choice.residency if whole else "layers" if calls else "stages"  # a CPU shows that it runs
-        with capped(device, cap if whole else None):
+        choice = choose(asked, plan, rows, spec, kept, free_memory(None, None if cap is None else int(cap * GIB)))
+        name = choice.residency if cap is not None else "layers" if calls else "stages"
+        with capped(device, cap):
             dit, modulation = models.get(name)
             modulation.prepare([timesteps for timesteps, _ in steps])
             call = predictor(dit, modulation, text, shard(layout, 1, 0), steps, row_chunk=choice.row_chunk)
@@ -63,8 +66,9 @@ def bench_memory(spec: Spec, sizes: Sizes, table: Ops, setting: Setting, caps: S
                 "streamed_gbs": streamed_bytes(dit, modulation) / row["seconds"] / 1e9,
             }  # fmt: skip
             calls.append(row)
+            shown = "no cap" if cap is None else f"{cap:.1f} GiB"
             print(
-                f"{cap:6.1f} GiB {name:11} {row['seconds']:7.3f} s a call, {row['times_resident']:.3f} x resident, peak "
+                f"{shown:>10} {name:11} {row['seconds']:7.3f} s a call, {row['times_resident']:.3f} x resident, peak "
                 f"{row['peak_gib']:.2f} GiB, predicted {row['predicted_gib']:.2f}, same bits: {row['equal_to_first']}"
             )
             del dit, modulation, call, out

@@ -17,7 +17,7 @@ from ..ops import Ops, e4m3, select
 from ..ops.attention import KINDS, choose
 from ..spec import DiTSpec
 from .bench_fp8 import bench_fp8, product_shapes, values_of
-from .timing import card, copy_roof, host_roof, measure, product_roof
+from .timing import card, copy_roof, digits, host_roof, measure, product_roof
 
 TIMESTEPS = 2
 WARPS = (2, 4, 8, 16, 32)
@@ -79,7 +79,7 @@ def bench_ops(spec: DiTSpec, rows: int, device: torch.device, dtype: torch.dtype
     """Rates of every op at `rows` rows, of attention, of the block's products and of the host link. Plain values."""
     inputs = draw_inputs(spec, rows, device, dtype)
     roof = copy_roof(device, seconds, max(1 << 20, inputs.x.nbytes))
-    print(f"{card(device)['device']}: {rows} rows, copy roof {roof:.0f} GB/s")
+    print(f"{card(device)['device']}: {rows} rows, copy roof {digits(roof)} GB/s")
     tables = [select("reference", device, "sdpa", dtype=dtype, head_dim=spec.head_dim)]
     try:
         tables.insert(0, select("triton", device, "sdpa", dtype=dtype, head_dim=spec.head_dim))
@@ -151,9 +151,8 @@ def _rows_of(
         timing = measure(partial(run, table), device, seconds)
         rate = moved / timing["seconds"] / 1e9
         row[table.name] = timing | {"gbs": rate, "share_of_copy": rate / roof}
-        print(
-            f"{name:20} {table.name:10} {timing['seconds'] * 1e3:9.3f} ms {rate:6.0f} GB/s, {rate / roof:.0%} of a copy"
-        )
+        spent = f"{timing['seconds'] * 1e3:9.3f} ms"
+        print(f"{name:20} {table.name:10} {spent} {digits(rate):>6} GB/s, {rate / roof:.0%} of a copy")
     return row
 
 
@@ -217,5 +216,5 @@ def bench_attention(qkv_SH3d: Tensor, seconds: float) -> dict[str, Any]:
         q, k = (x.contiguous() for x in qkv_SH3d.unbind(2)[:2])  # as qk_norm_rope leaves them
         timing = measure(partial(function, q, k, qkv_SH3d[:, :, 2], rows), device, seconds)
         found[name] = timing | {"tflops": work / timing["seconds"] / 1e12}
-        print(f"attention {name:10} {timing['seconds'] * 1e3:9.3f} ms {found[name]['tflops']:6.0f} TFLOP/s")
+        print(f"attention {name:10} {timing['seconds'] * 1e3:9.3f} ms {digits(found[name]['tflops']):>6} TFLOP/s")
     return found | {"auto": choose("auto", device, qkv_SH3d.dtype, dim)[1]}

@@ -4,19 +4,21 @@ Each case is `MESH[:VARIANT][:WHAT]`: `sp1`, `sp2:plain`, `sp4:overlapped`, `sp2
 `sp4:whole-balanced`, `sp8:share`. `sp1` is the call of one rank on every card that the cases use, all at once: a pair is
 as fast as its slower card. A share is what one rank of a mesh computes in a call, on one card, with nothing sent: what
 the mesh would take if the exchange cost nothing. What OUT.json holds is not measured again, so a run can be cut into
-pieces.
+pieces. `times` and `ceiling` come from the file, so cases can be measured in any order; velocities are compared with
+those of `sp1` only where it was measured before. On a CPU the cards are processes that share its cores: there the
+figures show that a case runs, not what it brings, and a ceiling may be above the number of ranks.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-import re
+import math
+import os
 import sys
-import tempfile
 import time
 from collections.abc import Callable, Sequence
-from contextlib import nullcontext, redirect_stdout
+from contextlib import ExitStack, nullcontext, redirect_stdout
 from dataclasses import dataclass, replace
 from functools import partial
 from multiprocessing import get_context
@@ -29,48 +31,19 @@ from ..config import MOST, Choices, EngineConfig, resolve
 from ..errors import ConfigError, RequestError
 from ..flag_words import as_flags, check_idle, check_positive, parse_size
 from ..limits import STEPS
+from ..scratch import scratch
 from ..spec import Spec
 from ..topology import Sizes as Heads
 from ..topology import choose_mesh, choose_variant
-from .scaling_record import Record, base_path, beside_cards, beside_one, each_card, read_base
+from .bench import Defaults, refusing
+from .scaling_record import Case, Record, base_path, each_card, parse_case, read_base
 from .workers import follow, start
 
-VARIANTS = ("plain", "packed", "overlapped")
-WHATS = ("call", "share", "vae", "whole", "whole-balanced")
-MESHES = ((1, 1), (2, 1), (1, 2), (4, 1), (2, 2), (1, 4), (8, 1))  # sp, tp
+# sp, tp; that of three ranks is for the bundled model
+MESHES = ((1, 1), (2, 1), (1, 2), (3, 1), (4, 1), (2, 2), (1, 4), (8, 1))
+LARGEST = 8  # ranks of a case that nobody named
 BALANCED = "forecast:balanced"
 CALLS = 49
-
-
-@dataclass(frozen=True)
-class Case:
-    """One figure: a mesh, how rows and heads change places ("" where sp is 1), and what is measured."""
-
-    sp: int
-    tp: int
-    variant: str
-    what: str
-
-    @property
-    def ranks(self) -> int:
-        """Of the mesh."""
-        return self.sp * self.tp
-
-    @property
-    def world(self) -> int:
-        """Ranks that run."""
-        return 1 if self.what == "share" else self.ranks
-
-    @property
-    def each(self) -> bool:
-        """Whether every card measures it alone."""
-        return self.world == 1 and self.what == "call"
-
-    @property
-    def name(self) -> str:
-        """As it is written on the command line."""
-        mesh = (f"sp{self.sp}" if self.sp > 1 or self.tp == 1 else "") + (f"tp{self.tp}" if self.tp > 1 else "")
-        return ":".join(part for part in (mesh, self.variant, self.what if self.what != "call" else "") if part)
 
 
 @dataclass(frozen=True)
@@ -91,59 +64,39 @@ class Settings:
     alike: dict[str, Any]
 
 
-def parse_case(text: str) -> list[Case]:
-    """The cases that `text` means: all variants where sp > 1 and none is named, the fastest one for whole requests.
-
-    Raises ValueError.
-    """
-    mesh, *words = text.split(":")
-    found = re.fullmatch(r"(?:sp([1-9]\d{0,3}))?(?:tp([1-9]\d{0,3}))?", mesh)
-    if not mesh or found is None:
-        raise ValueError(f"only: {text!r}: {mesh!r} is no mesh; write sp1, sp2, tp2, sp2tp2")
-    sp, tp = (int(size or 1) for size in found.groups())
-    words = ["overlapped" if word == "overlap" else word for word in words]
-    unknown = [word for word in words if word not in VARIANTS + WHATS]
-    if unknown:
-        raise ValueError(f"only: {text!r}: {unknown[0]!r} is none of its words; use {', '.join(VARIANTS + WHATS)}")
-    whats, named = ([word for word in words if word in kind] for kind in (WHATS, VARIANTS))
-    what = whats[0] if whats else "call"
-    if len(whats) > 1:
-        raise ValueError(f"only: {text!r}: {' and '.join(whats)} are two cases; part them by a comma")
-    if what == "share" and sp * tp == 1:
-        raise ValueError(f"only: {text!r}: one rank has it all; a share is of several, as in sp4:share")
-    if named and (sp == 1 or what in ("vae", "share")):
-        raise ValueError(f"only: {text!r}: {named[0]} is how rows and heads change places over sp; leave it out")
-    if sp == 1 or what in ("vae", "share"):
-        return [Case(sp, tp, "", what)]
-    every = VARIANTS if what == "call" else VARIANTS[-1:]
-    return [Case(sp, tp, variant, what) for variant in named or every]
-
-
-def default_cases(devices: int, whole: bool) -> list[Case]:
-    """Calls and VAE of every mesh that fits, shares of the others, then whole requests on the largest that fits."""
-    meshes = [(sp, tp) for sp, tp in MESHES if sp * tp <= devices]
-    names = [f"sp{sp}tp{tp}" for sp, tp in meshes]
-    names += [f"sp{sp}:vae" for sp, tp in meshes if tp == 1]
-    names += [f"sp{sp}tp{tp}:share" for sp, tp in MESHES if sp * tp > devices]
+def default_cases(devices: int, whole: bool, refused: Callable[[Case], str | None]) -> list[list[Case]]:
+    """Calls and VAE of every mesh that fits, shares of the others, then whole requests on the largest that fits; only
+    meshes over which the model can be dealt out."""
+    meshes = [mesh for mesh in MESHES if refused(Case(*mesh, "", "call")) is None]
+    fit = [(sp, tp) for sp, tp in meshes if sp * tp <= min(devices, LARGEST)]
+    names = [f"sp{sp}tp{tp}" for sp, tp in fit]
+    names += [f"sp{sp}:vae" for sp, tp in fit if tp == 1]
+    names += [f"sp{sp}tp{tp}:share" for sp, tp in meshes if (sp, tp) not in fit]
     if whole:
-        most = max(sp for sp, tp in meshes if tp == 1)
+        most = max(sp for sp, tp in fit if tp == 1)
         names += [f"sp{most}:whole", f"sp{most}:whole-balanced"]
-    return [case for name in names for case in parse_case(name)]
+    return [parse_case(name) for name in names]
 
 
 def parser() -> argparse.ArgumentParser:
     """The flags."""
-    flags = argparse.ArgumentParser(prog="twinreel bench scaling", description=__doc__, allow_abbrev=False)
+    flags = argparse.ArgumentParser(
+        prog="twinreel bench scaling", description=__doc__, allow_abbrev=False, formatter_class=Defaults
+    )
     flags.add_argument("out", type=Path, help="JSON file to write, and to go on from")
-    flags.add_argument("--only", help="cases, comma-separated; default: all that this host's GPUs allow")
-    flags.add_argument("--shape", choices=("released", "bundled", "tiny", "wide"), default="released")
-    flags.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
+    flags.add_argument(
+        "--only", help="cases, comma-separated; default all that can run here; on a CPU of as many ranks as cores"
+    )
+    flags.add_argument(
+        "--shape", choices=("released", "bundled", "tiny", "wide"), default="released", help="sizes of the model"
+    )
+    flags.add_argument("--device", choices=("cuda", "cpu"), default="cuda", help="a CPU shows that it runs")
     flags.add_argument("--gpus", type=int, help="use no more than so many")
-    flags.add_argument("--frames", type=int, default=124)
+    flags.add_argument("--frames", type=int, default=124, help="of the clip")
     flags.add_argument("--size", help="WxH; default 1344x768, or the smaller models' own")
     flags.add_argument("--text", type=int, default=300, help="prompt rows")
-    flags.add_argument("--ops", default="auto")
-    flags.add_argument("--attention", default="auto")
+    flags.add_argument("--ops", default="auto", help="table of kernels")
+    flags.add_argument("--attention", default="auto", help="as in the engine")
     flags.add_argument("--seconds", type=float, default=6.0, help="how long each call is measured")
     flags.add_argument("--calls", type=int, help="whole requests: model calls, instead of the 49 of 50 steps")
     flags.add_argument("--whole", action="store_true", help="whole requests too, in place of --only")
@@ -157,15 +110,16 @@ def main(words: Sequence[str]) -> int:
     """Measure what is missing. Exit code 0, or 1 when a case failed. Raises ConfigError and RequestError for flags that
     cannot be met and files that cannot be used, before a process is started."""
     flags = parser().parse_args(words)
-    check_idle(as_flags(words), {}, {"only": ("whole",)})
+    seen = as_flags(words)
+    check_idle(seen, {}, {"only": ("whole",)})
     check_positive(vars(flags), ("gpus", "frames", "text", "seconds", "calls", "budget", "case_limit"))
     with redirect_stdout(sys.stderr) if flags.json else nullcontext():
-        try:
-            cases, settings = prepare(flags)
-        except ValueError as error:
-            raise ConfigError(str(error)) from error
+        with refusing(vars(flags), seen):
+            cases, settings, left_out = prepare(flags)
         record = Record(flags.out, settings.alike)
         read_base(Path(settings.base))
+        for line in left_out:
+            print(f"bench scaling: {line}")
         measure(cases, settings, record, flags)
     print(json.dumps({"bench": "scaling", **record.values}))
     return 1 if record.failed else 0
@@ -190,28 +144,17 @@ def measure(cases: Sequence[Case], settings: Settings, record: Record, flags: ar
             if failure is not None:
                 pool.close()
                 pool = None
-            record.keep(case.name, _told(case, results, record), failure, time.monotonic() - begin)
+            told = each_card(results) if case.each and results else (results or [None])[0]
+            record.keep(case.name, told, failure, time.monotonic() - begin)
     finally:
         if pool is not None:
             pool.close()
 
 
-def _told(case: Case, results: Sequence[Any], record: Record) -> Any:
-    """What is kept of a case: the first rank's figures, those of calls with what single cards take."""
-    if not results or case.what not in ("call", "share"):
-        return results[0] if results else None
-    if case.each:
-        return each_card(results)
-    one = record.values["cases"].get("sp1")
-    if one is None:
-        return results[0]
-    return beside_one(results[0], one) if case.what == "share" else beside_cards(results[0], case.world, one)
-
-
-def prepare(flags: argparse.Namespace) -> tuple[list[Case], Settings]:
-    """What to measure, and under what: all that can be known before there are ranks. Raises ValueError, ConfigError,
-    RequestError."""
-    asked = [parse_case(text.strip()) for text in flags.only.split(",")] if flags.only is not None else None
+def prepare(flags: argparse.Namespace) -> tuple[list[Case], Settings, list[str]]:
+    """What to measure, under what, and what of it is left out, in words: all that can be known before there are ranks.
+    Raises ValueError, MemoryError, ConfigError, RequestError."""
+    words = [parse_case(text.strip()) for text in flags.only.split(",")] if flags.only is not None else None
     if (calls := flags.calls or CALLS) not in range(1, int(STEPS.high)):
         raise RequestError("calls", f"got {calls}; a request makes 1 to {STEPS.high - 1}")
     text = flags.size or ("1344x768" if flags.shape == "released" else None)
@@ -221,7 +164,7 @@ def prepare(flags: argparse.Namespace) -> tuple[list[Case], Settings]:
 
     from ..ops import describe
     from .bench_dit import Sizes, plan_of
-    from .random_weights import shape_spec
+    from .random_weights import check_room, shape_spec
 
     spec, sizes = shape_spec(flags.shape), Sizes(flags.frames, size, flags.text)
     plan, _ = plan_of(sizes, spec)
@@ -229,52 +172,76 @@ def prepare(flags: argparse.Namespace) -> tuple[list[Case], Settings]:
     choices = resolve(config, spec.dit.head_dim)
     cuda = choices.device.type == "cuda"
     devices = min(flags.gpus or MOST, torch.cuda.device_count() if cuda else MOST)
-    cases = _possible(asked, devices, flags.whole, partial(check_case, config, choices, spec))
+    refused = partial(refusal, config, choices, spec)
+    if words is None:
+        cores = devices if cuda or flags.gpus else os.cpu_count() or 1
+        words = [
+            [case for case in cases if refused(case) is None] for cases in default_cases(cores, flags.whole, refused)
+        ]
+    cases, left_out = choose_cases(words, devices, refused)
+    cards = max(case.world for case in cases)
+    check_room(
+        max(filled(spec, choices, case) * (cards if case.each else case.world) for case in cases), choices.device
+    )
     alike = {
         "shape": flags.shape, "device": torch.cuda.get_device_name(choices.device) if cuda else "cpu",
         "frames": plan.frames, "size": f"{plan.width}x{plan.height}", "text": flags.text, "calls": calls,
         "ops": choices.ops.name, "attention": describe(choices.ops)["attention"], "torch": torch.__version__,
     }  # fmt: skip
     base = str(base_path(flags.out))
-    return cases, Settings(
+    settings = Settings(
         flags.shape, flags.device, flags.frames, size, flags.text, flags.ops, flags.attention, flags.seconds, calls,
         base, alike,
     )  # fmt: skip
+    return cases, settings, left_out
 
 
-def _possible(asked: list[list[Case]] | None, devices: int, whole: bool, check: Callable[[Case], None]) -> list[Case]:
-    """The cases that can run here, each once; what else a word means is left out and said. Raises ConfigError for a word
-    of which nothing is left, where somebody wrote it."""
-    found: list[Case] = []
-    for cases in asked or [[case] for case in default_cases(min(devices, 8), whole)]:
-        kept, problem = [], None
-        for case in cases:
-            try:
-                if case.world > devices:
-                    raise ConfigError(f"only: {case.name} needs {case.world} devices, and there are {devices}")
-                check(case)
-                kept.append(case)
-            except ConfigError as error:
-                problem = error
-        if asked and not kept and problem is not None:
-            raise problem
-        if problem is not None:
-            print(f"bench scaling: without {', '.join(case.name for case in cases if case not in kept)}: {problem}")
+def choose_cases(
+    words: Sequence[Sequence[Case]], devices: int, refused: Callable[[Case], str | None]
+) -> tuple[list[Case], list[str]]:
+    """Of what each word means the cases that can run here, of a whole request the first of them, each once; and a line
+    for each of the others. Raises ConfigError for a word of which nothing is left."""
+    found, left_out = list[Case](), list[str]()
+    for cases in words:
+        problems = {
+            case: f"it needs {case.world} devices, and there are {devices}" if case.world > devices else refused(case)
+            for case in cases
+        }
+        kept = [case for case, problem in problems.items() if problem is None]
+        if not kept:
+            raise ConfigError(f"--only: {cases[0].name}: {problems[cases[0]]}")
+        if cases[0].what.startswith("whole"):
+            kept = kept[:1]
+        else:
+            left_out += [f"without {case.name}: {problem}" for case, problem in problems.items() if problem is not None]
         found += kept
-    return list(dict.fromkeys(found))
+    return list(dict.fromkeys(found)), left_out
 
 
-def check_case(config: EngineConfig, choices: Choices, spec: Spec, case: Case) -> None:
-    """Refuse a mesh over which these heads cannot be dealt out, and a variant that cannot run. Raises ConfigError."""
+def refusal(config: EngineConfig, choices: Choices, spec: Spec, case: Case) -> str | None:
+    """Why heads cannot be dealt out over this mesh, or this variant cannot run, or None."""
     if case.what == "vae":  # tiles, which go to any number of ranks
-        return
+        return None
     config = replace(config, sp=case.sp, tp=case.tp, attend=case.variant or "auto")
     try:
-        mesh, _ = choose_mesh(config, case.ranks, Heads(spec.dit.heads, spec.text.kv_heads, weights=0))
+        mesh, _ = choose_mesh(config, case.ranks, Heads(spec.dit.heads, spec.dit.ffn, spec.text.kv_heads, weights=0))
         if case.variant:
             choose_variant(config, mesh, choices, spec.dit)
     except ConfigError as error:
-        raise ConfigError(f"only: {case.name}: {error}") from None
+        return str(error)
+    return None
+
+
+def filled(spec: Spec, choices: Choices, case: Case) -> int:
+    """Bytes of the weights that one rank of `case` has at once, about."""
+    from ..weights import stored_bytes
+
+    if case.what == "vae":
+        return stored_bytes(spec, "video_decoder")
+    need = stored_bytes(spec, f"dit:{spec.partitions[0].name}") // case.tp
+    if case.what.startswith("whole"):
+        need += stored_bytes(spec, "text_encoder") // math.gcd(spec.text.kv_heads, case.ranks)
+    return need * choices.dtype.itemsize // 2  # stored in bf16
 
 
 class Pool:
@@ -283,15 +250,15 @@ class Pool:
 
     def __init__(self, world: int, cards: int, settings: Settings) -> None:
         self.world = world
-        self._folder = tempfile.TemporaryDirectory(prefix="twinreel-scaling-")
+        self._held = ExitStack()
+        folder = self._held.enter_context(scratch("scaling"))
         spawn = get_context("spawn")
         self._lines: list[Connection] = []
         self._processes = []
         self._together = spawn.Barrier(cards)  # it ends with the last who holds it here
         for rank in range(cards):
             ours, theirs = spawn.Pipe()
-            meeting = str(Path(self._folder.name, "meeting"))
-            given = rank, world, meeting, settings, self._together
+            given = rank, world, str(folder / "meeting"), settings, self._together
             process = spawn.Process(target=serve, args=(theirs, *given), daemon=True)
             start(process)
             theirs.close()
@@ -311,7 +278,7 @@ class Pool:
                 ready = wait(waiting, max(0.0, end - time.monotonic()))
                 if not ready:
                     late = [rank for rank, line in enumerate(lines) if line in waiting]
-                    return [], f"rank {late} did not answer within {limit:.0f} s"
+                    return [], f"rank {late} did not answer within {limit:g} s"
                 for rank, line in enumerate(lines):
                     if line in ready:
                         results[rank], error = line.recv()
@@ -330,7 +297,7 @@ class Pool:
             process.join()
         for line in self._lines:
             line.close()
-        self._folder.cleanup()
+        self._held.close()
 
 
 def serve(line: Connection, rank: int, world: int, meeting: str, settings: Settings, together: Barrier) -> None:

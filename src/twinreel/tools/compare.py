@@ -255,7 +255,11 @@ def _media_lines(result: Mapping[str, Any]) -> list[str]:
 
 
 def _video_lines(video: Mapping[str, Any]) -> list[str]:
-    ssim = "not measured (pip install -e '.[quality]')" if video["ssim"] is None else f"{video['ssim']:.4f}"
+    ssim = (
+        "not measured (pip install -c constraints.txt -e '.[quality]')"
+        if video["ssim"] is None
+        else f"{video['ssim']:.4f}"
+    )
     counts = video["frames"]
     uneven = isinstance(counts, list) and counts[0] != counts[1]
     lines = [f"  frames       {counts[0]} and {counts[1]}: what both have is compared"] if uneven else []

@@ -41,7 +41,9 @@ def check_diffusers() -> str:
         import diffusers
         from diffusers import MiniMaxH3Transformer3DModel  # noqa: F401
     except ImportError as error:
-        raise ConfigError(f"--against diffusers: {error}; install it with: pip install -e '.[parity]'") from None
+        raise ConfigError(
+            f"--against diffusers: {error}; install it with: pip install -c constraints.txt -e '.[parity]'"
+        ) from None
     return str(diffusers.__version__)
 
 

@@ -140,12 +140,13 @@ class VideoPair:
         similar = [value for value in self.similar if value is not None]
         clip = self.video.clip
         settings = ", ".join(f"{name}={value}" for name, value in SSIM_SETTINGS.items())
+        how = f"scikit-image, {settings}, mean over frames" if any(self.squared) else "definition: equal frames have 1"
         return {
             "frames": frames,
             "identical": not any(self.squared),
             "psnr": psnr(sum(self.squared), frames * self.values),
             "ssim": float(np.mean(similar)) if len(similar) == frames else None,
-            "ssim_settings": f"scikit-image, {settings}, mean over frames",
+            "ssim_settings": how,
             "worst_frame": {
                 "index": self.worst_index,
                 "psnr": psnr(max(self.squared), self.values),

@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from ..demo.recipe import demo_spec
 from ..demo.tiny import tiny_spec
 from ..demo.tiny_weights import draw_value
+from ..machine import host_memory
 from ..models.modulation import LiveModulation
 from ..models.modulation_tables import PrecomputedModulation
 from ..models.streamed import Hosted, take_turns
@@ -83,8 +84,11 @@ def _drawn(name: str, like: Tensor, shape: tuple[int, ...], device: torch.device
 
 def fill(module: nn.Module, device: torch.device, apart: str | None = None, draw: Draw = random_tensor) -> nn.Module:
     """A module from the meta device, filled and made ready as `load_into` does it: a rank's share where it has one,
-    in the dtypes it was built with. Parameters whose names begin with `apart` have their memory already."""
-    for name, meta in list(module.state_dict(keep_vars=True).items()):
+    in the dtypes it was built with. Parameters whose names begin with `apart` have their memory already. Raises
+    MemoryError: see `check_room`."""
+    given = module.state_dict(keep_vars=True)
+    check_room(sum(x.nbytes for name, x in given.items() if apart is None or not name.startswith(apart)), device)
+    for name, meta in given.items():
         path, _, leaf = name.rpartition(".")
         owner = module.get_submodule(path)
         comes_along = leaf.endswith(SCALE) and hasattr(owner, leaf.removesuffix(SCALE))
@@ -97,6 +101,15 @@ def fill(module: nn.Module, device: torch.device, apart: str | None = None, draw
             assign(owner, leaf + more, share_of(owner, leaf + more, tensor))
     finish(module, device)
     return module
+
+
+def check_room(need: int, device: torch.device) -> None:
+    """Raise MemoryError for `need` bytes of weights on a CPU whose host has less free: the kernel would end the process
+    that fills them. A CUDA device refuses by itself."""
+    there = host_memory() if device.type == "cpu" else None
+    if there is not None and need > there.free:
+        needed, free = (f"{size / 2**30:.1f} GiB" for size in (need, there.free))
+        raise MemoryError(f"{needed} of weights, and {free} of host memory are free")
 
 
 def _whole(owner: Any, shape: tuple[int, ...]) -> tuple[int, ...]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import statistics
-import tempfile
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -19,7 +18,6 @@ from torch import Tensor
 from ..beside import beside
 from ..config import EngineConfig, resolve, set_flags
 from ..decoding import decode
-from ..launch import PATIENCE, quiet
 from ..layout import shard, shard_sizes
 from ..models.dit import DiT
 from ..models.video_decoder import VideoDecoder
@@ -34,13 +32,15 @@ from ..parallel.ulysses import PLAIN, Relayout, Ulysses
 from ..parts import Parts
 from ..pipeline import predictor, sample
 from ..schedule import make_sigmas, step_timesteps
+from ..scratch import scratch
+from ..seat import PATIENCE, quiet
 from ..topology import OVERLAPPED_CHUNKS, open_board
 from ..watch import Event, Stages
 from .bench_dit import STEP, Sizes, distance, plan_of, request_of
 from .bench_e2e import ENDS_IN, WARM, writes
-from .bench_scaling import BALANCED, Case, Settings
+from .bench_scaling import BALANCED, Settings
 from .random_weights import RandomWeights, fill, shape_spec
-from .scaling_record import read_base, write_base
+from .scaling_record import Case, read_base, write_base
 from .timing import card
 
 MEETING = 240.0  # seconds
@@ -317,8 +317,8 @@ class Bench:
                     made.append(clip)
                     yield clip
 
-            with tempfile.TemporaryDirectory(prefix="twinreel-bench-") as folder:
-                write = partial(write_media, Path(folder, "a.mp4"), waveform=made[0])
+            with scratch("bench") as folder:
+                write = partial(write_media, folder / "a.mp4", waveform=made[0])
                 beside(write, kept(), rest=stages.stage("mux"))
         return [*made, *media]
 

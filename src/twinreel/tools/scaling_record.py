@@ -1,9 +1,12 @@
-"""The files of `bench scaling`: its figures, and one rank's velocities beside them, both with the settings they are of."""
+"""The files of `bench scaling`: its figures by the names of their cases, and one rank's velocities beside them, both with
+the settings they are of."""
 
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +16,66 @@ from ..small_files import read_small_json, why
 from .targets import Targets, write_whole
 
 PARTS = ("settings", "cases", "errors")
+VARIANTS = ("plain", "packed", "overlapped")
+WHATS = ("call", "share", "vae", "whole", "whole-balanced")
+
+
+@dataclass(frozen=True)
+class Case:
+    """One figure: a mesh, how rows and heads change places ("" where sp is 1), and what is measured."""
+
+    sp: int
+    tp: int
+    variant: str
+    what: str
+
+    @property
+    def ranks(self) -> int:
+        """Of the mesh."""
+        return self.sp * self.tp
+
+    @property
+    def world(self) -> int:
+        """Ranks that run."""
+        return 1 if self.what == "share" else self.ranks
+
+    @property
+    def each(self) -> bool:
+        """Whether every card measures it alone."""
+        return self.world == 1 and self.what == "call"
+
+    @property
+    def name(self) -> str:
+        """As it is written on the command line."""
+        mesh = (f"sp{self.sp}" if self.sp > 1 or self.tp == 1 else "") + (f"tp{self.tp}" if self.tp > 1 else "")
+        return ":".join(part for part in (mesh, self.variant, self.what if self.what != "call" else "") if part)
+
+
+def parse_case(text: str) -> list[Case]:
+    """The cases that `text` means: all variants where sp > 1 and none is named; of these, the fastest first, a whole
+    request is to take the first that can run. Raises ValueError."""
+    mesh, *words = text.split(":")
+    found = re.fullmatch(r"(?:sp([1-9]\d{0,3}))?(?:tp([1-9]\d{0,3}))?", mesh)
+    if not mesh or found is None:
+        told = repr(text) if mesh == text else f"{text!r}: {mesh!r}"
+        raise ValueError(f"--only: {told} is no mesh; write sp1, sp2, tp2, sp2tp2")
+    sp, tp = (int(size or 1) for size in found.groups())
+    words = ["overlapped" if word == "overlap" else word for word in words]
+    unknown = [word for word in words if word not in VARIANTS + WHATS]
+    if unknown:
+        raise ValueError(f"--only: {text!r}: {unknown[0]!r} is none of its words; use {', '.join(VARIANTS + WHATS)}")
+    whats, named = ([word for word in words if word in kind] for kind in (WHATS, VARIANTS))
+    what = whats[0] if whats else "call"
+    if len(whats) > 1:
+        raise ValueError(f"--only: {text!r}: {' and '.join(whats)} are two cases; part them by a comma")
+    if what == "share" and sp * tp == 1:
+        raise ValueError(f"--only: {text!r}: one rank has it all; a share is of several, as in sp4:share")
+    if named and (sp == 1 or what in ("vae", "share")):
+        raise ValueError(f"--only: {text!r}: {named[0]} is how rows and heads change places over sp; leave it out")
+    if sp == 1 or what in ("vae", "share"):
+        return [Case(sp, tp, "", what)]
+    every = VARIANTS if what == "call" else VARIANTS[::-1]
+    return [Case(sp, tp, variant, what) for variant in named or every]
 
 
 class Record:
@@ -35,7 +98,7 @@ class Record:
         return case in self.values["cases"] and len(self.values["cases"][case].get("cards", ())) >= cards
 
     def keep(self, case: str, result: Any, error: str | None, seconds: float) -> None:
-        """Write one case down, and say it in a line. Raises ConfigError where that fails."""
+        """Write one case down, and what it changes of others, and say it in lines. Raises ConfigError where that fails."""
         self.values["errors"].pop(case, None)
         if error is not None:
             self.failed = True
@@ -44,6 +107,8 @@ class Record:
             self.values["cases"][case] = {"took": seconds, **result}
         told = error.strip().splitlines()[-1] if error else result["line"]
         print(f"{case:24} {told} ({seconds:.0f} s in all)", flush=True)
+        for name, beside in beside_one(self.values["cases"]).items():
+            print(f"{name:24} {beside}", flush=True)
         try:
             write_whole(self.path, json.dumps(self.values, indent=1), overwrite=self._begun)
         except OSError as failure:
@@ -59,21 +124,39 @@ def each_card(results: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     return {**results[0], "line": results[0]["line"] + told, "cards": seconds, "cards_ran": "at once"}
 
 
-def beside_cards(result: Mapping[str, Any], world: int, one: Mapping[str, Any]) -> dict[str, Any]:
-    """A call of `world` ranks, with how many times as fast it is as `one`: as the slowest of its cards, whose pace it has,
-    where all of them were measured, and as the first one."""
-    seconds, cards = result["seconds"], one.get("cards", [])[:world]
-    times = {"slowest": max(cards) / seconds} if len(cards) == world else {}
-    times["first"] = one["seconds"] / seconds
-    told = f"{times['slowest']:.2f}x of the slowest card, " if "slowest" in times else ""
-    told += f"{times['first']:.2f}x of the first" + (f" (alone {_listed(cards)})" if len(cards) == world else " card")
-    return {**result, "line": f"{result['line']}; {told}", "times": times}
+def beside_one(cases: dict[str, Any]) -> dict[str, str]:
+    """Put into every call and share of `cases` how it stands beside `sp1`, whichever was measured first. Returns what is
+    new of that, in words by name.
+
+    `times` of a call: how many times as fast it is as the slowest of its cards, whose pace it has, where all of them were
+    measured, and as the first one. `ceiling` of a share: how many times as fast as one card its mesh can be at most.
+    """
+    told = dict[str, str]()
+    if (one := cases.get("sp1")) is None:
+        return told
+    for name, found in cases.items():
+        (case, *_) = parse_case(name)
+        if name == "sp1" or case.what not in ("call", "share"):
+            continue
+        if case.what == "share":
+            ceiling = one["seconds"] / found["seconds"]
+            new, words = {"ceiling": ceiling}, f"at most {ceiling:.2f}x of one card"
+        else:
+            times, words = _times(found["seconds"], case.world, one)
+            new = {"times": times}
+        if any(found.get(key) != value for key, value in new.items()):
+            cases[name], told[name] = {**found, **new, "beside": words}, words
+    return told
 
 
-def beside_one(result: Mapping[str, Any], one: Mapping[str, Any]) -> dict[str, Any]:
-    """A share beside one card's whole call: `ceiling`, how many times as fast the mesh can be at most."""
-    ceiling = one["seconds"] / result["seconds"]
-    return {**result, "line": f"{result['line']}; at most {ceiling:.2f}x of one card", "ceiling": ceiling}
+def _times(seconds: float, world: int, one: Mapping[str, Any]) -> tuple[dict[str, float], str]:
+    cards = one.get("cards", [])[:world]
+    first = one["seconds"] / seconds
+    if len(cards) < world:
+        return {"first": first}, f"{first:.2f}x of the first card"
+    slowest = max(cards) / seconds
+    told = f"{slowest:.2f}x of the slowest card, {first:.2f}x of the first (one card each, at once: {_listed(cards)})"
+    return {"slowest": slowest, "first": first}, told
 
 
 def _listed(seconds: Sequence[float]) -> str:
@@ -89,6 +172,11 @@ def _read(path: Path) -> dict[str, Any]:
     whole = isinstance(values, dict) and set(values) == set(PARTS) and all(isinstance(x, dict) for x in values.values())
     if not whole or not all(isinstance(case, dict) for case in values["cases"].values()):
         raise ConfigError(f"out: {path} is no record of this bench with its {', '.join(PARTS)}; name another file")
+    try:
+        beside_one(values["cases"])
+    except (ValueError, KeyError, TypeError, ZeroDivisionError) as error:
+        told = f"out: {path} has cases that this bench does not write ({error})"
+        raise ConfigError(f"{told}; name another file") from None
     return values
 
 

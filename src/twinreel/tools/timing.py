@@ -106,6 +106,11 @@ def product_roof(rows: int, inputs: int, outputs: int, like: Tensor, seconds: fl
     return 2 * rows * inputs * outputs / spent / 1e12
 
 
+def digits(rate: float) -> str:
+    """A rate for people: whole, below 100 with three digits that say something."""
+    return f"{rate:.0f}" if rate >= 100 else f"{rate:.3g}"
+
+
 def card(device: torch.device) -> dict[str, str]:
     """Name, and on CUDA the clocks, power and temperature as nvidia-smi tells them now."""
     if device.type != "cuda":

@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 
 from ..launch import LEAVING, RankLost, ending
 from ..parallel.team import portable
-from ..stopping import SIGNALS
+from ..stopping import held_back, let_through
 from ..watch import Watch, ignore
 
 P = TypeVar("P")
@@ -65,11 +65,8 @@ def start(process: SpawnProcess) -> None:
     """Start it, which calls `follow`, with signals held back: Ctrl-C reaches every process of a terminal, and this one
     alone acts on it."""
     resource_tracker.ensure_running()  # started below, it would let the signals through
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
-    try:
+    with held_back():
         process.start()
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def _hear(line: Connection, process: SpawnProcess, number: int) -> tuple[Any, ...]:
@@ -85,7 +82,7 @@ def _hear(line: Connection, process: SpawnProcess, number: int) -> tuple[Any, ..
 def follow() -> None:
     """In a process that was started by `start`: leave Ctrl-C to its parent, and end with it."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
+    let_through()
     threading.Thread(target=_end_with_parent, daemon=True).start()
 
 

@@ -1,0 +1,150 @@
+"""Where this process stands among the ranks of a launcher, and how it meets them.
+
+The only reader of the launcher's RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE, MASTER_ADDR and MASTER_PORT, and of what
+else the environment decides.
+"""
+
+from __future__ import annotations
+
+import atexit
+import os
+import re
+import sys
+import threading
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from .errors import ConfigError
+
+if TYPE_CHECKING:
+    from .parallel import Parallel, Strategy
+    from .parallel.mesh import Mesh
+
+PATIENCE = 20.0  # seconds a collective of the model may take before its ranks count as stuck
+MEETING = 300.0  # seconds for all ranks to be there
+UNHEARD = 5.0  # seconds of waiting for them before that is said
+REMEDY = "a launcher such as torchrun sets it; unset WORLD_SIZE to run alone"
+# NVLink multicast stays off: nothing here gains by it, and a process that dies with it can take the host's GPUs along
+QUIET = {"NCCL_NVLS_ENABLE": "0", "TORCH_SYMM_MEM_DISABLE_MULTICAST": "1", "NVSHMEM_DISABLE_NVLS": "1"}
+
+
+def wait_asleep() -> None:
+    """Let this process's waiting OpenMP threads sleep instead of spin; only before torch is loaded.
+
+    Beside other work, spinning threads slow each other down several times over. What the person set is kept.
+    """
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+
+
+def quiet() -> None:
+    """Keep NVLink multicast off in this process, unless the person has set otherwise; only before the ranks meet."""
+    for name, value in QUIET.items():
+        os.environ.setdefault(name, value)
+
+
+@dataclass(frozen=True)
+class Seat:
+    """This process among the ranks. `listening`: rank 0's open socket of the meeting place; None where the launcher
+    keeps one."""
+
+    rank: int
+    world: int
+    local_rank: int
+    local_world: int
+    listening: int | None = None
+    started_here: bool = False
+
+    def join(self, mesh: Mesh, strategy: Strategy, backend: str) -> Parallel:
+        """Meet the other ranks and form the axes."""
+        import datetime
+
+        import torch
+        import torch.distributed as dist
+
+        from .parallel.mesh import join_mesh
+
+        quiet()
+        if backend == "nccl":
+            torch.cuda.set_device(self.local_rank)  # whose streams the collectives use
+
+        if not dist.is_initialized():
+            where: dict[str, Any] = {"init_method": "env://"}
+            if self.started_here:
+                where = {"store": self._store(), "rank": self.rank, "world_size": self.world}
+            try:
+                with self._waiting():
+                    dist.init_process_group("gloo", timeout=datetime.timedelta(seconds=MEETING), **where)
+            except dist.DistError as error:
+                told = str(error).splitlines()[0][:200]
+                raise ConfigError(f"the {self.world} ranks did not meet ({told}); start all of them") from error
+            if (
+                not self.started_here
+            ):  # a launcher's process ends as Python does, under threads that must be gone by then
+                atexit.register(leave)
+        return join_mesh(mesh, self.rank, strategy, backend=backend, patience=PATIENCE)
+
+    @contextmanager
+    def _waiting(self) -> Iterator[None]:
+        """Say on stderr, in a launcher's first process, that it waits when it does."""
+        place = f"{os.environ.get('MASTER_ADDR')}:{os.environ.get('MASTER_PORT')}"
+        told = f"twinreel: rank 0 waits at {place} for the other {self.world - 1} of {self.world} ranks"
+        timer = threading.Timer(UNHEARD, print, (told,), {"file": sys.stderr})
+        timer.daemon = True
+        if self.rank == 0 and not self.started_here:
+            timer.start()
+        try:
+            yield
+        finally:
+            timer.cancel()
+
+    def _store(self) -> Any:
+        import datetime
+
+        from torch.distributed import TCPStore
+
+        address, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
+        more: dict[str, Any] = {"master_listen_fd": self.listening} if self.rank == 0 else {}
+        return TCPStore(address, port, self.world, self.rank == 0, timeout=datetime.timedelta(seconds=MEETING), **more)
+
+
+def leave() -> None:
+    """Leave the process groups, if there are any."""
+    import torch.distributed as dist
+
+    if dist.is_initialized():
+        dist.destroy_process_group()
+
+
+def seat(listening: int | None = None, started_here: bool = False) -> Seat | None:
+    """What the launcher's variables say, or None in a process that stands alone. Raises ConfigError where they make no
+    sense."""
+    world = _number("WORLD_SIZE", 1, 1)
+    if world == 1:
+        return None
+    rank = _number("RANK", None, 0, world - 1)
+    local_world = _number("LOCAL_WORLD_SIZE", world, 1, world)
+    local_rank = _number("LOCAL_RANK", rank if local_world == world else None, 0, local_world - 1)
+    if not os.environ.get("MASTER_ADDR"):
+        raise ConfigError(f"MASTER_ADDR: is not set, and WORLD_SIZE is {world}; {REMEDY}")
+    _number("MASTER_PORT", None, 1, 65_535)
+    return Seat(rank, world, local_rank, local_world, listening, started_here)
+
+
+def _number(name: str, default: int | None, low: int, high: int | None = None) -> int:
+    """A launcher's variable. Raises ConfigError."""
+    text = os.environ.get(name)
+    if text is None:
+        if default is None:
+            raise ConfigError(f"{name}: is not set, and WORLD_SIZE is {os.environ['WORLD_SIZE']}; {REMEDY}")
+        return default
+    if not re.fullmatch(r"-?\d{1,9}", text) or int(text) < low or (high is not None and int(text) > high):
+        bound = f"{low} to {high}" if high is not None else f"at least {low}"
+        raise ConfigError(f"{name}: got {text!r:.60}, {bound} is possible; {REMEDY}")
+    return int(text)
+
+
+def environment(more: Mapping[str, Any]) -> dict[str, str]:
+    """This process's variables with `more`, for one that it starts."""
+    return {**os.environ, **{name: str(value) for name, value in more.items()}}
