@@ -44,6 +44,14 @@ def test_cases_of_scaling(text: str, names: list[str]) -> None:
     assert all(bench_scaling.parse_case(case.name) == [case] for case in cases)
 
 
+def changed(words: list[str], more: str) -> list[str]:
+    """`words` with the flags in `more`, each of them once."""
+    kept = list(words)
+    for flag in [word for word in more.split() if word.startswith("--") and word in words]:
+        del kept[kept.index(flag) : kept.index(flag) + 2]
+    return kept + more.split()
+
+
 WHOLE = "sp3:plain"
 HERE = ["--device", "cpu", "--text", "5"]
 
@@ -103,8 +111,7 @@ def test_an_empty_flag_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[st
         cli.main(["bench", *words, "--only", ""]) == 2
         and "cannot be run: --only\n  is empty" in capsys.readouterr().err
     )
-    for run in (main, lambda given: cli.main(["bench", *given])):
-        assert run([*words, "--only="]) == 3 and "--only\n  '' is no mesh" in capsys.readouterr().err
+    assert cli.main(["bench", *words, "--only", " "]) == 3 and "--only\n  '' is no mesh" in capsys.readouterr().err
 
 
 def test_a_rank_that_is_late_is_told_with_its_limit(tmp_path: Path) -> None:
@@ -143,14 +150,14 @@ def test_scaling_measures_what_is_missing(
     assert calls[1]["ranks"][1]["exposed_seconds"] > 0
     whole = cases["sp2:overlapped:whole"]["ranks"][0]
     assert {"encode", "denoise", "decode"} <= whole["stages"].keys() == whole["began"].keys()
-    assert main([*words, "--seconds", "9", "--gpus", "2", "--budget", "5"]) == 0  # everything is there
+    assert main(changed(words, "--seconds 9 --gpus 2 --budget 5")) == 0  # everything is there
     assert capsys.readouterr().out.startswith("{")
     monkeypatch.setattr(bench_scaling, "Pool", pool_is_wrong)
     with pytest.raises(AssertionError, match="about to be started"):
-        main([*words, "--only=sp1,sp4:plain"])  # on two more cards
+        main(changed(words, "--only sp1,sp4:plain"))  # on two more cards
     before, base = out.read_bytes(), tmp_path / "scaling.one.safetensors"
     for other, told in (("--text 6 --calls 3", "text 5, calls 2"), ("--shape tiny --only sp1", "shape wide")):
-        assert main([*words, *other.split()]) == 3 and told in capsys.readouterr().err
+        assert main(changed(words, other)) == 3 and told in capsys.readouterr().err
     base.write_bytes(b"mine")
     assert main(words) == 3 and str(base) in capsys.readouterr().err
     assert out.read_bytes() == before and base.read_bytes() == b"mine"
@@ -194,7 +201,7 @@ def test_scaling_refuses_before_there_are_ranks(
         pytest.skip("it can")
     monkeypatch.setattr(bench_scaling, "Pool", pool_is_wrong)
     words = ["scaling", str(tmp_path / "out.json"), "--shape", "wide", "--device", "cpu", "--frames", "22"]
-    assert main([*words, *more.split()]) == code
+    assert main(changed(words, more)) == code
     told = capsys.readouterr()
     assert len(told.err.splitlines()) == 3 and told.err.startswith("twinreel: ") and not told.out
     assert not list(tmp_path.iterdir())
@@ -212,8 +219,6 @@ def test_scaling_refuses_before_there_are_ranks(
         ("out.json", b'{"cases": {}, "errors": {}}', 3),
         ("out.json", b'{"settings": {}, "cases": {"sp1": 1}, "errors": {}}', 3),
         ("out.json", b'{"settings": {"shape": "wide"}, "cases": {}, "errors": {}}', 3),
-        ("out.json", b'{"settings": {}, "cases": {"sp1": {}, "tp2": {}}, "errors": {}}', 3),
-        ("out.json", b'{"settings": {}, "cases": {"sp1": {"seconds": 1}, "7": {}}, "errors": {}}', 3),
         ("out.one.safetensors", b"weights", 3),
     ],
 )
@@ -231,13 +236,42 @@ def test_scaling_leaves_other_files_alone(
     assert [path.read_bytes() for path in tmp_path.iterdir()] == [content] * (content is not None)
 
 
+DAMAGED = {
+    "sp1": [
+        "{}",
+        *(
+            f'{{"seconds": {value}}}'
+            for value in ('"1"', "0", "-1", "NaN", "Infinity", "1e-320", "1e400", "true", "null")
+        ),
+        f'{{"seconds": 1{"0" * 400}}}',
+        *(f'{{"seconds": 1, "cards": {value}}}' for value in ("5", '"xx"', '["1"]', "[0]", "[NaN]", "null", "{}")),
+    ],
+    **dict.fromkeys(("tp2", "sp2:share", "sp2:plain:whole", "sp2:vae", "sp2:vae:"), ["{}", '{"seconds": "1"}']),
+    **dict.fromkeys(("sp2", "7", "sp01", "tp2sp2", ""), ['{"seconds": 1}']),
+}
+
+
+@pytest.mark.parametrize(("name", "figures"), [(name, text) for name, texts in DAMAGED.items() for text in texts])
+def test_a_record_with_figures_of_nobodys_is_refused_before_there_are_ranks(
+    name: str, figures: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(bench_scaling, "Pool", pool_is_wrong)
+    out = tmp_path / "out.json"
+    out.write_text(f'{{"settings": {{}}, "cases": {{"{name}": {figures}}}, "errors": {{}}}}')
+    before = out.read_bytes()
+    assert main(["scaling", str(out), *HERE, "--shape", "tiny", "--frames", "22", "--only", "sp1"]) == 3
+    lines = capsys.readouterr().err.splitlines()
+    assert len(lines) == 3 and "is no record of this bench" in lines[1] and len(lines[1]) < 500
+    assert out.read_bytes() == before
+
+
 def test_a_record_is_written_whole(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     mine = tmp_path / "a.json.new"
     mine.write_text("mine")
     record = Record(tmp_path / "a.json", {"text": 5})
     assert not (tmp_path / "a.json").exists()
     record.keep("sp1", None, "Traceback\nit broke", 1.0)
-    record.keep("sp1", {"line": "fine"}, None, 1.0)
+    record.keep("sp1", {"line": "fine", "seconds": 1.0}, None, 1.0)
     again = Record(tmp_path / "a.json", {"text": 5})
     assert again.has("sp1") and not again.values["errors"] and mine.read_text() == "mine"
     other = Record(tmp_path / "b.json", {})

@@ -52,6 +52,15 @@ def test_a_folder_goes_after_its_block(place: Path) -> None:
     assert not list(place.iterdir())
 
 
+def test_an_error_loses_the_notes_that_send_somebody_there(place: Path) -> None:
+    with pytest.raises(KeyError) as caught, scratch("test") as folder:
+        error = KeyError()
+        for note in (f"latents are kept in {folder / 'a'}", "on rank 1"):
+            error.add_note(note)
+        raise error
+    assert caught.value.__notes__ == ["on rank 1"]
+
+
 def test_the_next_run_clears_what_a_killed_one_left(holder: tuple[subprocess.Popen[str], Path], place: Path) -> None:
     process, left = holder
     foreign = place / "twinreel-latents"  # of something else, or of a file system without locks

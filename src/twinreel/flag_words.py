@@ -67,6 +67,12 @@ def check_words(words: Sequence[str], command: Any) -> None:
         values[item.name] = value
         if item.default == ():
             repeatable.add(item.name)
+    check_idle(each_once(words, values, repeatable), BESIDE, INSTEAD)
+
+
+def each_once(words: Sequence[str], values: Mapping[str, Any], repeatable: Collection[str] = ()) -> set[str]:
+    """The fields in `values` whose flags stand in `words`. Raises RequestError for one that is given twice, unless it is
+    `repeatable`, is empty, or whose path no file can have."""
     seen: set[str] = set()
     for name, value in given(words, values):
         if name in seen and name not in repeatable:
@@ -74,10 +80,10 @@ def check_words(words: Sequence[str], command: Any) -> None:
         seen.add(name)
         if value == "" and values.get(name) is not True:
             raise RequestError(name, "is empty; give it a value, or leave it out")
-    check_idle(seen, BESIDE, INSTEAD)
     for name, value in values.items():
         if isinstance(value, Path):
             _check_path(name, value)
+    return seen
 
 
 def check_idle(seen: Collection[str], beside: Mapping[str, str], instead: Mapping[str, Sequence[str]]) -> None:

@@ -16,6 +16,7 @@ from multiprocessing.connection import Connection, wait
 from typing import Any
 
 from .seat import MEETING, environment
+from .stopping import held_back
 from .watch import Boundary, Watch
 
 ENTRY = "twinreel.rank"
@@ -56,8 +57,14 @@ class Ranks:
         self._runs = 0
         self._kept = ""  # what rank 0 has said of latents that are in a file
         self.facts: dict[str, Any] = {}
-        self._start()
-        self._await_ready()
+        ready = False
+        try:
+            self._start()
+            self._await_ready()
+            ready = True
+        finally:  # behind a signal as well
+            if not ready:
+                self.close()
 
     @property
     def pids(self) -> list[int]:
@@ -243,7 +250,8 @@ class Ranks:
             self._start()
 
     def _start(self) -> None:
-        with socket.socket() as listener:
+        self._members = []
+        with held_back(), socket.socket() as listener:  # no rank hears Ctrl-C before it can leave it to us
             listener.bind(("127.0.0.1", 0))
             listener.listen(self._count)
             listener.set_inheritable(True)
@@ -253,9 +261,9 @@ class Ranks:
                 "PYTHONPATH": os.pathsep.join(path for path in sys.path if path),
                 "TORCH_NCCL_DUMP_ON_TIMEOUT": 0,  # a stuck rank would first write its history, for as long again
             }  # fmt: skip
-            self._members = [self._start_rank(rank, listener.fileno(), variables) for rank in range(self._count)]
-        for member in self._members:
-            put(member.line, self._settings)
+            for rank in range(self._count):
+                self._members.append(self._start_rank(rank, listener.fileno(), variables))
+                put(self._members[-1].line, self._settings)
 
     def _start_rank(self, rank: int, listening: int, variables: dict[str, Any]) -> Member:
         ours, theirs = Pipe()

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 from .launch import PULSE, get, put
 from .parallel.team import is_agreed, portable
 from .seat import seat
+from .stopping import let_through
 from .watch import Event
 
 if TYPE_CHECKING:
@@ -32,8 +33,11 @@ class Line:
         self._working = False
 
     def settings(self) -> Any:
-        """What comes first."""
-        return get(self._connection)
+        """What comes first; without an other end this process ends."""
+        try:
+            return get(self._connection)
+        except (EOFError, OSError):
+            os._exit(0)
 
     def listen(self) -> None:
         """Read until the other end is gone, then end this process, wherever its work stands."""
@@ -77,6 +81,7 @@ def main() -> int:
     descriptors = [int(word) for word in sys.argv[1:]]
     for word in (signal.SIGINT, signal.SIGTERM):
         signal.signal(word, signal.SIG_IGN)  # the process that started us decides what they mean
+    let_through()
     line = Line(Connection(descriptors[0]))
     config, cache = line.settings()
     for background in (line.listen, line.pulse):

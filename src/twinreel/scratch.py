@@ -16,7 +16,8 @@ LOCK = ".in-use"  # locked for as long as the process lives that made the folder
 
 @contextmanager
 def scratch(name: str) -> Iterator[Path]:
-    """A new folder `twinreel-NAME-...` in the folder for temporary files, removed after the block."""
+    """A new folder `twinreel-NAME-...` in the folder for temporary files, removed after the block; an error that leaves
+    the block loses the notes that send somebody there."""
     clear()
     with ExitStack() as held, tempfile.TemporaryDirectory(prefix=f"{PREFIX}{name}-") as text:
         folder = Path(text)
@@ -25,6 +26,12 @@ def scratch(name: str) -> Iterator[Path]:
         with suppress(OSError):  # where a file system knows no locks, nobody clears
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             made.rename(folder / LOCK)  # so that nobody sees it unlocked
+
+        def forget(kind: object, error: BaseException | None, at: object) -> None:
+            if notes := getattr(error, "__notes__", []):
+                notes[:] = [note for note in notes if folder.name not in note]
+
+        held.push(forget)
         yield folder
 
 

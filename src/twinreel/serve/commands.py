@@ -22,7 +22,7 @@ def serve(command: Serve) -> int:
         from .service import Service
     except ModuleNotFoundError as error:
         raise ConfigError(
-            f"serve: {error.name} is not installed; install the extra, in its folder: pip install -e '.[serve]'"
+            f"serve: {error.name} is not installed; in the project's folder: pip install -c constraints.txt -e '.[serve]'"
         ) from None
 
     def told(address: str) -> None:

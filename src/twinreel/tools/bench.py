@@ -8,17 +8,18 @@ from __future__ import annotations
 
 import argparse
 import json
+import re
 import signal
 import sys
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext, redirect_stdout
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from ..complaint import explain
 from ..config import VAE_ENCODES, EngineConfig, resolve, set_flags
 from ..errors import ConfigError, RequestError, TwinreelError
-from ..flag_words import as_flags, check_idle, check_positive, parse_size
-from ..limits import PROMPT_CHARACTERS
+from ..flag_words import as_flags, check_idle, check_positive, each_once, parse_size
+from ..limits import PROMPT_CHARACTERS, shown
 from ..precision import check_weights, parse_precision
 from ..stopping import stoppable
 
@@ -62,17 +63,43 @@ class Defaults(argparse.HelpFormatter):
         return f"{text} (default {' '.join(map(str, value)) if isinstance(value, list) else value})"
 
 
-def parser() -> argparse.ArgumentParser:
+class Flags(argparse.ArgumentParser):
+    """The flags of a bench, whose faults are errors of ours."""
+
+    def __init__(self, **more: Any) -> None:
+        super().__init__(allow_abbrev=False, formatter_class=Defaults, **more)
+
+    def read(self, words: Sequence[str]) -> tuple[argparse.Namespace, set[str]]:
+        """What `words` say, and the fields whose flags stand there. Raises RequestError, for a flag given twice too."""
+        flags, unknown = self.parse_known_args(words)
+        if unknown:
+            of = f" {what}" if (what := getattr(flags, "what", "")) else ""
+            see = f"{self.prog}{of} --help lists its flags"
+            raise RequestError(_field(unknown[0]), f"{shown(unknown[0])} means nothing to it; {see}")
+        return flags, each_once(["bench", *words], vars(flags))
+
+    def error(self, message: str) -> NoReturn:
+        """What the parser found wrong: of one argument, or of those behind the colon, which are missing."""
+        found = re.fullmatch("(?:argument )?(.*?): (.*)", message, re.DOTALL)
+        field, why = (found[1], found[2]) if found else ("flags", message)
+        if not message.startswith("argument "):
+            field, why = why, "is missing"
+        raise RequestError(_field(field), f"{why}; see {self.prog} --help")
+
+
+def _field(flag: str) -> str:
+    """The field of a flag or, printable, of a word that is none."""
+    found = re.match(r"--([\w-]+)", flag)
+    return found[1].replace("-", "_") if found else flag if flag.isprintable() and len(flag) < 80 else "flags"
+
+
+def parser() -> Flags:
     """The flags."""
-    whole = argparse.ArgumentParser(prog="twinreel bench", description=__doc__, allow_abbrev=False)
+    whole = Flags(prog="twinreel bench", description=__doc__)
     kinds = whole.add_subparsers(dest="what", required=True, metavar="WHAT")
-    made = {
-        name: kinds.add_parser(name, help=text, description=text, formatter_class=Defaults)
-        for name, text in TEXTS.items()
-    }
+    made = {name: kinds.add_parser(name, help=text, description=text) for name, text in TEXTS.items()}
     kinds.add_parser("scaling", help="one host's GPUs, one topology after the other", add_help=False)
     for name, flags in made.items():
-        flags.allow_abbrev = False
         _shared(flags, name)
         if name in ("dit", "e2e", "memory"):
             flags.add_argument("--attention", default="auto", help="as in the engine")
@@ -143,12 +170,16 @@ def _own(made: Mapping[str, argparse.ArgumentParser]) -> None:
 def main(words: Sequence[str] | None = None) -> int:
     """Run one bench, and explain what refuses or stops it in three lines. Exit codes are those of the command line."""
     given = sys.argv[1:] if words is None else words
-    try:
-        with stoppable(last=words is None):
-            return perform(given)
-    except (TwinreelError, KeyboardInterrupt) as error:
+
+    def ended(error: TwinreelError | KeyboardInterrupt) -> int:
         print(explain(error, as_flags(given), "bench"), file=sys.stderr)
         return error.exit_code if isinstance(error, TwinreelError) else 128 + getattr(error, "signal", signal.SIGINT)
+
+    try:
+        with stoppable(words is None, ended if words is None else None):
+            return perform(given)
+    except (TwinreelError, KeyboardInterrupt) as error:
+        return ended(error)
 
 
 def perform(words: Sequence[str]) -> int:
@@ -158,8 +189,7 @@ def perform(words: Sequence[str]) -> int:
         from . import bench_scaling
 
         return bench_scaling.main(words[1:])
-    flags = parser().parse_args(words)
-    seen = as_flags(words)
+    flags, seen = parser().read(words)
     check_idle({*seen, f"only {getattr(flags, 'only', None)}"}, BESIDE, INSTEAD)
     with redirect_stdout(sys.stderr) if flags.json else nullcontext(), refusing(vars(flags), seen):
         result = run(flags)

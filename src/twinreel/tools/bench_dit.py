@@ -26,7 +26,7 @@ from ..request import Request, check_request
 from ..schedule import make_sigmas, step_timesteps
 from ..spec import FPS, Spec
 from .bench_fp8 import attention_rates, product_rate, product_shapes
-from .random_weights import RandomWeights, fill
+from .random_weights import RandomWeights, check_room, fill, weights_of
 from .timing import card, device_memory, digits, kernels, measure, product_roof, release
 
 Steps = list[tuple[Tensor, Tensor]]
@@ -113,6 +113,9 @@ def bench_dit(spec: Spec, sizes: Sizes, ways: list[Way], setting: Setting) -> di
     """Seconds of one call in each way, peak memory, share of its floor. Plain values."""
     plan, layout = plan_of(sizes, spec)
     device, rows = setting.device, layout.tags_S.shape[0]
+    models = [_unfilled(spec, way, setting.dtype) for way in ways]
+    weights = {way.precision: weights_of(model) for way, model in zip(ways, models, strict=True)}
+    check_room(sum(weights.values()), device)  # before anything is measured
     result: dict[str, Any] = {
         "canvas": [plan.width, plan.height], "frames": plan.frames, "rows": rows, "text": sizes.text,
         "dtype": str(setting.dtype).removeprefix("torch."), "card_before": card(device),
@@ -124,7 +127,7 @@ def bench_dit(spec: Spec, sizes: Sizes, ways: list[Way], setting: Setting) -> di
     rates = ", ".join(f"{name} {digits(rate)}" for name, rate in roofs.items())
     print(f"{rows} rows; TFLOP/s {rates}; floors {', '.join(f'{name} {s:.3f} s' for name, s in floors.items())}")
     given = inputs(spec, plan, layout, setting)
-    result["calls"], first = _calls(spec, layout, ways, setting, given)
+    result["calls"], first = _calls(spec, layout, list(zip(ways, models, strict=True)), setting, given)
     for call in result["calls"]:
         call["share_of_floor"] = floors[call["precision"]] / call["seconds"]
     if setting.against:
@@ -156,15 +159,16 @@ def inputs(spec: Spec, plan: Plan, layout: PackedLayout, setting: Setting) -> tu
 
 
 def _calls(
-    spec: Spec, layout: PackedLayout, ways: list[Way], setting: Setting, given: tuple[Steps, Tensor, Rows]
+    spec: Spec, layout: PackedLayout, made: list[tuple[Way, DiT]], setting: Setting, given: tuple[Steps, Tensor, Rows]
 ) -> tuple[list[dict[str, Any]], Rows]:
     """A row for each way, and the first one's velocities."""
-    models, (steps, text, start) = _models(spec, ways, setting), given
+    _fill(made, setting.device)
+    steps, text, start = given
     found, outputs = list[dict[str, Any]](), list[Rows]()
     for kind in ("precompute", "live") if setting.adaln == "both" else (setting.adaln,):
         modulation = random_modulation(kind, spec, setting)
-        made = modulation.prepare([timesteps for timesteps, _ in steps])
-        for way, model in zip(ways, models, strict=True):
+        adaln = modulation.prepare([timesteps for timesteps, _ in steps])
+        for way, model in made:
             call = predictor(model, modulation, text, shard(layout, 1, 0), steps)
             row, out = time_call(partial(call, STEP, start), setting)
             outputs.append(out)
@@ -173,7 +177,7 @@ def _calls(
                 "ops": way.ops.name,
                 "implementations": describe(way.ops),
                 "why": way.why,
-                "adaln": made,
+                "adaln": adaln,
                 "equal_to_first": equal(out, outputs[0]),
                 "distance_to_first": distance(out, outputs[0])["video"],
             }
@@ -188,21 +192,23 @@ def _calls(
     return found, outputs[0]
 
 
-def _models(spec: Spec, ways: list[Way], setting: Setting) -> list[DiT]:
-    """A DiT for each way, those of one precision over one set of weights."""
-    models, first = list[DiT](), dict[str, nn.Module]()
-    for way in ways:
-        kinds = {}
-        if way.narrow is not None:
-            kinds = dict.fromkeys(way.blocks(spec.dit.layers), quantized_kind(way.narrow))
-        with torch.device("meta"):
-            model = DiT(spec.dit, way.ops, Parallel.single(), setting.dtype, kinds)
+def _unfilled(spec: Spec, way: Way, dtype: torch.dtype) -> DiT:
+    kinds = {}
+    if way.narrow is not None:
+        kinds = dict.fromkeys(way.blocks(spec.dit.layers), quantized_kind(way.narrow))
+    with torch.device("meta"):
+        return DiT(spec.dit, way.ops, Parallel.single(), dtype, kinds)
+
+
+def _fill(made: list[tuple[Way, DiT]], device: torch.device) -> None:
+    """The models of one precision over one set of weights."""
+    first = dict[str, nn.Module]()
+    for way, model in made:
         if way.precision in first:
             model.load_state_dict(first[way.precision].state_dict(), assign=True)
         else:
-            first[way.precision] = fill(model, setting.device)
-        models.append(model.requires_grad_(False).eval())
-    return models
+            first[way.precision] = fill(model, device)
+        model.requires_grad_(False).eval()
 
 
 def call_work(spec: Spec, rows: int) -> dict[str, int]:

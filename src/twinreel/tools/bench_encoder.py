@@ -16,7 +16,7 @@ from torch import Tensor
 from ..models.text_encoder import TextEncoder
 from ..spec import Spec, TextSpec
 from .bench_dit import Setting
-from .random_weights import NO_VISION, RandomWeights
+from .random_weights import NO_VISION, RandomWeights, check_room, weights_of
 from .timing import card, device_memory, host_roof, measure, product_roof, release, streamed_bytes
 
 PROMPTS = (300, 1500)  # tokens
@@ -28,6 +28,7 @@ def bench_encoder(spec: Spec, tokens: Sequence[int], setting: Setting, stream: b
     """Seconds of prompts of `tokens` tokens, with `stream` also layer by layer; floors of the same run. Plain values."""
     spec = replace(spec, text=replace(spec.text, vision={**spec.text.vision, **NO_VISION}))
     device, seconds = setting.device, setting.seconds
+    check_room(weights_of(unfilled(spec.text, setting.dtype)), device)  # before anything is measured
     result: dict[str, Any] = {"dtype": str(setting.dtype).removeprefix("torch."), "card_before": card(device)}
     like = torch.empty(0, device=device, dtype=setting.dtype)
     floors = {count: products_seconds(spec.text, count, like, seconds / 4) for count in tokens}
@@ -52,6 +53,12 @@ def products_seconds(text: TextSpec, tokens: int, like: Tensor, seconds: float) 
     return text.hidden_layer * sum(2 * tokens * a * b / rates[a, b] / 1e12 for a, b in shapes)
 
 
+def unfilled(text: TextSpec, dtype: torch.dtype) -> TextEncoder:
+    """A conditioner on the meta device."""
+    with torch.device("meta"):
+        return TextEncoder(text, dtype)
+
+
 def conditioner(
     spec: Spec, tokens: Sequence[int], setting: Setting, residencies: Sequence[str]
 ) -> list[dict[str, Any]]:
@@ -61,8 +68,7 @@ def conditioner(
     outputs: dict[int, Tensor] = {}
     device, weights = setting.device, RandomWeights(spec, setting.device)
     for residency in residencies:
-        with torch.device("meta"):
-            encoder = TextEncoder(spec.text, setting.dtype)
+        encoder = unfilled(spec.text, setting.dtype)
         if residency == "layers":
             made: Any = weights.by_layers(encoder, "text_encoder")
         else:

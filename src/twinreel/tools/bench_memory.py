@@ -25,8 +25,8 @@ from ..parallel import Parallel
 from ..pipeline import predictor
 from ..spec import Spec
 from .bench_dit import STEP, Setting, Sizes, equal, inputs, plan_of, random_modulation, time_call
-from .bench_encoder import LINK_BYTES, PROMPTS, conditioner
-from .random_weights import RandomWeights, fill
+from .bench_encoder import LINK_BYTES, PROMPTS, conditioner, unfilled
+from .random_weights import RandomWeights, check_room, fill, weights_of
 from .timing import capped, card, host_roof, release, streamed_bytes
 
 
@@ -36,6 +36,8 @@ def bench_memory(spec: Spec, sizes: Sizes, table: Ops, setting: Setting, caps: S
     resident and by layers. Plain values."""
     plan, layout = plan_of(sizes, spec)
     device = setting.device
+    for module in (_unfilled(spec, table, setting), unfilled(spec.text, setting.dtype)):  # one after the other
+        check_room(weights_of(module), device)
     rows = {kind: len(getattr(layout, f"{kind}_indices")) for kind in ("text", "audio", "video")}
     result: dict[str, Any] = {
         "canvas": [plan.width, plan.height], "frames": plan.frames, "rows": sum(rows.values()), "ops": table.name,
@@ -101,9 +103,13 @@ class Models:
         release(self._setting.device)
 
 
-def _dit(spec: Spec, table: Ops, setting: Setting, streamed: bool) -> DiT:
+def _unfilled(spec: Spec, table: Ops, setting: Setting) -> DiT:
     with torch.device("meta"):
-        dit = DiT(spec.dit, table, Parallel.single(), setting.dtype)
+        return DiT(spec.dit, table, Parallel.single(), setting.dtype)
+
+
+def _dit(spec: Spec, table: Ops, setting: Setting, streamed: bool) -> DiT:
+    dit = _unfilled(spec, table, setting)
     made = RandomWeights(spec, setting.device).by_layers(dit, "dit") if streamed else fill(dit, setting.device)
     return made  # type: ignore[return-value]
 

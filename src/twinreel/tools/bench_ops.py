@@ -9,7 +9,7 @@ from functools import partial
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from ..models.layers import RMSNorm
 from ..models.modulation import BlockModulation, Gated
@@ -17,6 +17,7 @@ from ..ops import Ops, e4m3, select
 from ..ops.attention import KINDS, choose
 from ..spec import DiTSpec
 from .bench_fp8 import bench_fp8, product_shapes, values_of
+from .random_weights import check_room, weights_of
 from .timing import card, copy_roof, digits, host_roof, measure, product_roof
 
 TIMESTEPS = 2
@@ -75,8 +76,20 @@ def draw_inputs(spec: DiTSpec, rows: int, device: torch.device, dtype: torch.dty
     )
 
 
+def _bytes(values: Any) -> int:
+    """Of all tensors in them."""
+    if isinstance(values, Tensor):
+        return values.nbytes
+    if isinstance(values, nn.Module):
+        return weights_of(values)
+    parts = values.values() if isinstance(values, dict) else values if isinstance(values, list | tuple) else ()
+    return sum(map(_bytes, parts))
+
+
 def bench_ops(spec: DiTSpec, rows: int, device: torch.device, dtype: torch.dtype, seconds: float) -> dict[str, Any]:
     """Rates of every op at `rows` rows, of attention, of the block's products and of the host link. Plain values."""
+    need = _bytes(vars(draw_inputs(spec, rows, torch.device("meta"), dtype)))
+    check_room(2 * need, device, "inputs and outputs")
     inputs = draw_inputs(spec, rows, device, dtype)
     roof = copy_roof(device, seconds, max(1 << 20, inputs.x.nbytes))
     print(f"{card(device)['device']}: {rows} rows, copy roof {digits(roof)} GB/s")

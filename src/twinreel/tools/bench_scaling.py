@@ -29,13 +29,13 @@ from typing import Any
 
 from ..config import MOST, Choices, EngineConfig, resolve
 from ..errors import ConfigError, RequestError
-from ..flag_words import as_flags, check_idle, check_positive, parse_size
+from ..flag_words import check_idle, check_positive, parse_size
 from ..limits import STEPS
 from ..scratch import scratch
 from ..spec import Spec
 from ..topology import Sizes as Heads
 from ..topology import choose_mesh, choose_variant
-from .bench import Defaults, refusing
+from .bench import Flags, refusing
 from .scaling_record import Case, Record, base_path, each_card, parse_case, read_base
 from .workers import follow, start
 
@@ -78,11 +78,9 @@ def default_cases(devices: int, whole: bool, refused: Callable[[Case], str | Non
     return [parse_case(name) for name in names]
 
 
-def parser() -> argparse.ArgumentParser:
+def parser() -> Flags:
     """The flags."""
-    flags = argparse.ArgumentParser(
-        prog="twinreel bench scaling", description=__doc__, allow_abbrev=False, formatter_class=Defaults
-    )
+    flags = Flags(prog="twinreel bench scaling", description=__doc__)
     flags.add_argument("out", type=Path, help="JSON file to write, and to go on from")
     flags.add_argument(
         "--only", help="cases, comma-separated; default all that can run here; on a CPU of as many ranks as cores"
@@ -109,8 +107,7 @@ def parser() -> argparse.ArgumentParser:
 def main(words: Sequence[str]) -> int:
     """Measure what is missing. Exit code 0, or 1 when a case failed. Raises ConfigError and RequestError for flags that
     cannot be met and files that cannot be used, before a process is started."""
-    flags = parser().parse_args(words)
-    seen = as_flags(words)
+    flags, seen = parser().read(words)
     check_idle(seen, {}, {"only": ("whole",)})
     check_positive(vars(flags), ("gpus", "frames", "text", "seconds", "calls", "budget", "case_limit"))
     with redirect_stdout(sys.stderr) if flags.json else nullcontext():

@@ -17,7 +17,7 @@ from ..ops import frames as frame_ops
 from ..ops import vit
 from ..spec import Spec
 from .bench_dit import Sizes, plan_of
-from .random_weights import fill
+from .random_weights import check_room, fill
 from .timing import card, device_memory, measure, release
 
 KINDS = {"fp32": torch.float32, "tf32": torch.float32, "fp16": torch.float16}
@@ -48,6 +48,7 @@ def bench_vae(spec: Spec, sizes: Sizes, device: torch.device, asked: Asked) -> d
         latents = torch.randn(1, spec.video.latent_channels, plan.latents, *size, device=device)
         result["decode"] = _decodes(spec, latents, asked)
     if "encode" in asked.halves:
+        check_room(3 * asked.encode_frames * plan.height * plan.width * 4, device, "pixels")
         pixels = torch.randn(1, 3, asked.encode_frames, plan.height, plan.width, device=device)
         result["encode"] = _encodes(spec, pixels, asked)
     return result | {"card_after": card(device)}

@@ -86,8 +86,8 @@ def fill(module: nn.Module, device: torch.device, apart: str | None = None, draw
     """A module from the meta device, filled and made ready as `load_into` does it: a rank's share where it has one,
     in the dtypes it was built with. Parameters whose names begin with `apart` have their memory already. Raises
     MemoryError: see `check_room`."""
+    check_room(weights_of(module, apart), device)
     given = module.state_dict(keep_vars=True)
-    check_room(sum(x.nbytes for name, x in given.items() if apart is None or not name.startswith(apart)), device)
     for name, meta in given.items():
         path, _, leaf = name.rpartition(".")
         owner = module.get_submodule(path)
@@ -103,13 +103,19 @@ def fill(module: nn.Module, device: torch.device, apart: str | None = None, draw
     return module
 
 
-def check_room(need: int, device: torch.device) -> None:
+def weights_of(module: nn.Module, apart: str | None = None) -> int:
+    """Bytes that `fill` draws."""
+    given = module.state_dict(keep_vars=True)
+    return sum(x.nbytes for name, x in given.items() if apart is None or not name.startswith(apart))
+
+
+def check_room(need: int, device: torch.device, what: str = "weights") -> None:
     """Raise MemoryError for `need` bytes of weights on a CPU whose host has less free: the kernel would end the process
-    that fills them. A CUDA device refuses by itself."""
+    that fills them. A CUDA device refuses by itself. `what`: other things than weights."""
     there = host_memory() if device.type == "cpu" else None
     if there is not None and need > there.free:
         needed, free = (f"{size / 2**30:.1f} GiB" for size in (need, there.free))
-        raise MemoryError(f"{needed} of weights, and {free} of host memory are free")
+        raise MemoryError(f"{needed} of {what}, and {free} of host memory are free")
 
 
 def _whole(owner: Any, shape: tuple[int, ...]) -> tuple[int, ...]:

@@ -11,6 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import ConfigError
+from ..flag_words import LARGEST
+from ..limits import shown
 from ..output.placing import replacing
 from ..small_files import read_small_json, why
 from .targets import Targets, write_whole
@@ -172,12 +174,33 @@ def _read(path: Path) -> dict[str, Any]:
     whole = isinstance(values, dict) and set(values) == set(PARTS) and all(isinstance(x, dict) for x in values.values())
     if not whole or not all(isinstance(case, dict) for case in values["cases"].values()):
         raise ConfigError(f"out: {path} is no record of this bench with its {', '.join(PARTS)}; name another file")
-    try:
-        beside_one(values["cases"])
-    except (ValueError, KeyError, TypeError, ZeroDivisionError) as error:
-        told = f"out: {path} has cases that this bench does not write ({error})"
-        raise ConfigError(f"{told}; name another file") from None
+    for name, found in values["cases"].items():
+        if problem := fault(name, found):
+            told = f"out: {path} is no record of this bench: it does not write {name[:60]!r} with {problem}"
+            raise ConfigError(f"{told}; name another file")
+    beside_one(values["cases"])
     return values
+
+
+def fault(name: str, found: Mapping[str, Any]) -> str | None:
+    """What of the figures of a case `name` this bench does not write, or None."""
+    try:
+        (case,) = parse_case(name)
+    except ValueError:
+        return "that name"
+    seconds = "decode" if case.what == "vae" else "seconds"
+    if case.name != name:
+        return "that name"
+    if not _is_time(found.get(seconds)):
+        return f"{seconds} {shown(found.get(seconds))}"
+    cards = found.get("cards", [])
+    if not isinstance(cards, list) or not all(map(_is_time, cards)):
+        return f"cards {shown(cards)}"
+    return None
+
+
+def _is_time(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and 1e-9 <= value <= LARGEST
 
 
 def check_same(path: Path, there: Mapping[str, Any], here: Mapping[str, Any]) -> None:
@@ -190,7 +213,8 @@ def check_same(path: Path, there: Mapping[str, Any], here: Mapping[str, Any]) ->
 
 def base_path(out: Path) -> Path:
     """Where the velocities of one rank lie: `scaling.json` has `scaling.one.safetensors`."""
-    return out.absolute().with_suffix(".one.safetensors")
+    path = out.absolute()
+    return path.parent / f"{path.stem}.one.safetensors"
 
 
 def read_base(path: Path) -> tuple[dict[str, Any], dict[str, Any]]:
