@@ -89,7 +89,8 @@ def verdict(summary: Mapping[str, Any], bounds: str) -> str:
     chosen = BOUNDS[bounds]
     for name, least in chosen.least.items():
         if not summary[name]["measured"]:
-            raise ConfigError(f"bounds {bounds} need {name}, which needs scikit-image: pip install scikit-image")
+            install = "pip install -c constraints.txt scikit-image"
+            raise ConfigError(f"bounds {bounds} need {name}, which needs scikit-image: {install}")
         value = summary[name]["worst" if chosen.every else "mean"]
         if value is not None and value < least:
             return "apart"
