@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from typing import Any
 
-from twinreel import pipeline, rank, seat
+from twinreel import launch, pipeline, rank
 from twinreel.models.dit import DiT
 
 PATIENCE = 4.0
@@ -14,8 +14,8 @@ REFUSED_STEPS = 4  # rank 1 refuses a request of so many before the loop
 
 def main() -> int:
     """`rank.main` with faults."""
-    seat.PATIENCE = PATIENCE
-    here = seat.seat()
+    launch.PATIENCE = PATIENCE
+    here = launch.seat()
     assert here is not None
     run_steps, make_policy, forward = pipeline.run_steps, pipeline.make_policy, DiT.forward
     prompt, calls = "", 0

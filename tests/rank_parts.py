@@ -18,13 +18,13 @@ from test_engine import ALL
 from test_video_vae import TINY, filled
 from twinreel import Engine, EngineConfig
 from twinreel.demo.tiny import tiny_spec
+from twinreel.launch import Seat
 from twinreel.models.text_encoder import TextEncoder
 from twinreel.models.video_decoder import VideoDecoder
 from twinreel.models.video_encoder import VideoEncoder
 from twinreel.output.write import Media
 from twinreel.parallel.fully_sharded import Gathered
 from twinreel.parallel.mesh import Mesh
-from twinreel.seat import Seat
 from twinreel.spec import Spec
 from twinreel.weights import load_into, locate
 

@@ -31,10 +31,10 @@ FLOORS: tuple[tuple[str, ...], ...] = (
         "small_files",
         "scratch",
         "plain",
-        "seat",
+        "launch",
         "stopping",
     ),
-    ("models", "weights", "config", "launch"),
+    ("models", "weights", "config", "ranks"),
     ("limits", "wording", "topology", "complaint", "policy_options"),
     ("request", "request_json", "schema", "plan", "media"),
     ("presentation", "memory"),
@@ -116,7 +116,7 @@ LAZY_EXCEPTIONS = dict.fromkeys(
 PROCESS_EDGES = {"cli.py:run", "serve/worker.py:main", "rank.py:main", "tools/workers.py:_carry_out"}
 # between ranks: what one raises, all raise; and an error of a foreign class may do anything when it is sent
 PROCESS_EDGES |= {"tools/bench_scaling.py:serve", "parallel/team.py:attempt", "parallel/team.py:portable"}
-ENVIRONMENT = {"seat.py": "reads the launcher's RANK and WORLD_SIZE"}
+ENVIRONMENT = {"launch.py": "reads the launcher's RANK and WORLD_SIZE"}
 UNWANTED = re.compile(r"manager|handler|helper|util|context|^minimaxh3|^enable_", re.IGNORECASE)
 
 LONG_FILES: dict[str, str] = {}

@@ -18,7 +18,7 @@ import torch
 from PIL import Image
 
 from test_engine import T2VA
-from twinreel import Cancelled, ConfigError, Engine, EngineConfig, Keyframe, Reference, Request, RequestError, launch
+from twinreel import Cancelled, ConfigError, Engine, EngineConfig, Keyframe, Reference, Request, RequestError, ranks
 from twinreel.watch import Event, ignore
 
 MOST = 30.0  # seconds until a request of which something is lost has ended, twinreel's promise
@@ -32,11 +32,11 @@ def model(tiny_original: Path) -> str:
 @pytest.fixture(scope="module")
 def engine(model: str) -> Iterator[Engine]:
     """Two ranks with faults on demand."""
-    before, launch.ENTRY = launch.ENTRY, "faulty_rank"
+    before, ranks.ENTRY = ranks.ENTRY, "faulty_rank"
     try:
         made = Engine(EngineConfig(model=model, device="cpu", threads=1, gpus=2, conditioner="whole"))
     finally:
-        launch.ENTRY = before
+        ranks.ENTRY = before
     yield made
     made.close()
 
@@ -164,20 +164,20 @@ def test_an_exception_on_rank_1_in_the_middle_of_a_step(engine: Engine) -> None:
 
 def test_a_killed_rank(engine: Engine) -> None:
     victim, start = pids(engine)[1], time.monotonic()
-    with pytest.raises(launch.RankLost, match="rank 1 ended by signal SIGKILL"):
+    with pytest.raises(ranks.RankLost, match="rank 1 ended by signal SIGKILL"):
         engine.generate(replace(T2VA, steps=40), at_step(2, lambda: os.kill(victim, signal.SIGKILL)))
     assert time.monotonic() - start < MOST and victim not in pids(engine)
 
 
 def test_a_stuck_rank(engine: Engine) -> None:
     victim, start = pids(engine)[1], time.monotonic()
-    with pytest.raises(launch.RankLost, match=r"^rank 1 gave no sign of life for \d+ s\nrank 0 then: ") as caught:
+    with pytest.raises(ranks.RankLost, match=r"^rank 1 gave no sign of life for \d+ s\nrank 0 then: ") as caught:
         engine.generate(replace(T2VA, steps=40), at_step(2, lambda: os.kill(victim, signal.SIGSTOP)))
     assert time.monotonic() - start < MOST and len(caught.value.__notes__) == 1
 
 
 def test_a_rank_stuck_while_weights_are_loaded(engine: Engine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(launch, "SILENCE", 5.0)
+    monkeypatch.setattr(ranks, "SILENCE", 5.0)
     picture, victim = tmp_path / "picture.png", pids(engine)[1]
     Image.new("RGB", (64, 64), (200, 30, 30)).save(picture)
 
@@ -186,7 +186,7 @@ def test_a_rank_stuck_while_weights_are_loaded(engine: Engine, tmp_path: Path, m
             os.kill(victim, signal.SIGSTOP)
 
     start = time.monotonic()
-    with pytest.raises(launch.RankLost, match="rank 1 gave no sign of life for 5 s"):
+    with pytest.raises(ranks.RankLost, match="rank 1 gave no sign of life for 5 s"):
         engine.generate(replace(T2VA, references=(Reference("image", picture),)), watch)
     assert time.monotonic() - start < MOST
 
@@ -194,22 +194,22 @@ def test_a_rank_stuck_while_weights_are_loaded(engine: Engine, tmp_path: Path, m
 @pytest.mark.parametrize(
     ("error", "failed", "lost", "silent", "type_", "words", "notes"),
     [
-        (RuntimeError("Timed out"), 0, {}, {1: 20}, launch.RankLost, "rank 1 gave no sign of life for 20 s", []),
-        (RuntimeError("closed"), 0, {1: -9}, {}, launch.RankLost, "rank 1 ended by signal SIGKILL", []),
+        (RuntimeError("Timed out"), 0, {}, {1: 20}, ranks.RankLost, "rank 1 gave no sign of life for 20 s", []),
+        (RuntimeError("closed"), 0, {1: -9}, {}, ranks.RankLost, "rank 1 ended by signal SIGKILL", []),
         (ValueError("mine"), 0, {}, {1: 1}, ValueError, "mine", ["on rank 0 of 2", "no answer from rank 1"]),
         (ValueError("mine"), 1, {}, {}, ValueError, "mine", ["on rank 1 of 2"]),
-        (EOFError(), None, {}, {}, launch.RankLost, "the line to a rank broke", []),
-        (launch.RankLost("rank 1 gave"), None, {}, {1: 25}, launch.RankLost, "rank 1 gave", []),
+        (EOFError(), None, {}, {}, ranks.RankLost, "the line to a rank broke", []),
+        (ranks.RankLost("rank 1 gave"), None, {}, {1: 25}, ranks.RankLost, "rank 1 gave", []),
     ],
 )
 def test_which_of_several_errors_is_the_cause(
     error: BaseException, failed: int | None, lost: dict[int, int], silent: dict[int, int], type_: type,
     words: str, notes: list[str],
 ) -> None:  # fmt: skip
-    ranks = launch.Ranks.__new__(launch.Ranks)
-    ranks._count, said = 2, dict[int, str]()
+    made = ranks.Ranks.__new__(ranks.Ranks)
+    made._count, said = 2, dict[int, str]()
     now = time.monotonic()
-    cause = ranks._cause(error, failed, lost, {rank: now - seconds for rank, seconds in silent.items()}, said)
+    cause = made._cause(error, failed, lost, {rank: now - seconds for rank, seconds in silent.items()}, said)
     assert type(cause) is type_ and words in str(cause) and getattr(cause, "__notes__", []) == notes
     assert said == ({failed: f"RuntimeError: {error}"} if isinstance(error, RuntimeError) and failed == 0 else {})
 
@@ -233,7 +233,7 @@ def test_latents_that_are_kept_are_named_with_what_finishes_them(engine: Engine,
             raise KeyboardInterrupt
         engine.cancel() if end == "cancel" else os.kill(pids(engine)[int(end[-1])], signal.SIGKILL)
 
-    with pytest.raises((KeyboardInterrupt, Cancelled, launch.RankLost)) as caught:
+    with pytest.raises((KeyboardInterrupt, Cancelled, ranks.RankLost)) as caught:
         engine.render(replace(T2VA, duration=4.0), target, watch=watch)
     (told,) = (note for note in caught.value.__notes__ if "latents" in note)
     assert f"kept in {latents}; finish with: twinreel decode {latents} -o {target}" in told
@@ -264,7 +264,7 @@ def test_the_file_is_written_by_rank_0(engine: Engine, tmp_path: Path) -> None:
 def test_what_cannot_be_dealt_out_is_refused_before_a_process_starts(
     model: str, options: dict[str, object], words: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(launch.Ranks, "_start", lambda self: pytest.fail("started"))
+    monkeypatch.setattr(ranks.Ranks, "_start", lambda self: pytest.fail("started"))
     with pytest.raises(ConfigError, match=words):
         Engine(EngineConfig(**({"model": model, "device": "cpu"} | options)))  # type: ignore[arg-type]
 

@@ -12,10 +12,10 @@ import torch
 from twinreel import ConfigError, EngineConfig, topology
 from twinreel.config import resolve
 from twinreel.demo.tiny import tiny_spec
+from twinreel.launch import Seat, seat
 from twinreel.parallel import Axis, Parallel
 from twinreel.parallel.mesh import Mesh
 from twinreel.parallel.ulysses import PLAIN, Relayout, Ulysses
-from twinreel.seat import Seat, seat
 from twinreel.topology import AUTO_CPU, Sizes, choose_mesh, choose_variant, num_ranks, settle_variant
 
 GIB = 1 << 30

@@ -13,7 +13,7 @@ import pytest
 
 from twinreel.complaint import explain
 from twinreel.errors import RequestError
-from twinreel.launch import RankLost
+from twinreel.ranks import RankLost
 from twinreel.tools.workers import Elsewhere, divide
 from twinreel.watch import Event, Watch
 

@@ -51,7 +51,7 @@ __all__ = [
 
 def __getattr__(name: str) -> Any:
     if name == "Engine" and "torch" not in sys.modules:
-        from .seat import wait_asleep
+        from .launch import wait_asleep
 
         wait_asleep()  # as the command line does: four times quicker beside other work
     if name in _LAZY:

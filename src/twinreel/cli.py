@@ -22,8 +22,8 @@ from typing import TYPE_CHECKING, Any
 
 from .complaint import Complaint, explain
 from .errors import Cancelled, RequestError, TwinreelError
+from .launch import wait_asleep
 from .limits import counted
-from .seat import wait_asleep
 from .watch import pass_by
 
 if TYPE_CHECKING:
@@ -256,7 +256,7 @@ def running(flags: EngineFlags, report: ReportFlags) -> Iterator[tuple[Engine, W
 
 def leads() -> bool:
     """Whether this process speaks: alone, or as rank 0 of a launcher's."""
-    from .seat import seat
+    from .launch import seat
 
     place = seat()
     return place is None or place.rank == 0

@@ -12,13 +12,14 @@ from typing import Any
 import numpy as np
 import torch
 
-from . import launch, ops
+from . import ops
 from .conditioning import Cache
 from .config import EngineConfig, check_config, resolve
 from .decoding import decode
 from .demo import model_folder
 from .errors import Cancelled, RequestError
 from .finish import Ending, finish, has_picture
+from .launch import Seat, seat
 from .limits import shown
 from .media.addresses import files_of
 from .noise import Rows
@@ -31,9 +32,9 @@ from .parts import Parts
 from .pipeline import sample
 from .plan import Plan
 from .precision import check_weights
+from .ranks import Ranks
 from .request import Request, check_request
 from .request_json import request_to_json
-from .seat import Seat, seat
 from .topology import at_seat, choose_mesh, choose_variant, describe_mesh, num_ranks, settle_variant, sizes_of
 from .watch import Boundary, Event, Stages, Watch, ignore, pass_by
 from .weights import locate
@@ -61,13 +62,13 @@ class Engine:
         check_weights(self.config.precision, self.spec.dit, self.config.residency)
         self._turn = Turn()
         self._cancel = threading.Event()
-        self._ranks: launch.Ranks | None = None
+        self._ranks: Ranks | None = None
         self.kept: Callable[[str], object] = lambda told: None  # see `Ending`
         place = place or seat()
         count = num_ranks(self.config, place)
         mesh, why = choose_mesh(self.config, count, sizes_of(self.spec, self.config))
         if place is None and count > 1:
-            self._ranks = launch.Ranks((self.config, cache), count)
+            self._ranks = Ranks((self.config, cache), count)
             return
         choices = resolve(at_seat(self.config, place), self.spec.dit.head_dim)
         variant = choose_variant(self.config, mesh, choices, self.spec.dit)

@@ -1,328 +1,148 @@
-"""One process a rank: how they are started, watched and started anew."""
+"""One process a rank: where this process stands among them, and how they meet.
+
+The only reader of the launcher's RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE, MASTER_ADDR and MASTER_PORT, and of what
+else the environment decides.
+"""
 
 from __future__ import annotations
 
+import atexit
 import os
-import pickle
-import signal
-import socket
-import subprocess
+import re
 import sys
-import time
-from collections.abc import Mapping
+import threading
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
-from multiprocessing import Pipe
-from multiprocessing.connection import Connection, wait
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from .seat import MEETING, environment
-from .stopping import held_back
-from .watch import Boundary, Watch
+from .errors import ConfigError
 
-ENTRY = "twinreel.rank"
-PULSE = 0.3  # seconds between two signs of life of a rank
-SILENCE = 25.0  # seconds without one after which a rank counts as stuck
-HUSH = 3.0  # seconds without one after which it is what the others failed for
-GATHERING = 1.0  # seconds after a failure in which the others may say why
-LEAVING = 5.0  # seconds for a process whose line is gone to be gone too
-ENDING = 10.0  # seconds to end a run that its caller has left
+if TYPE_CHECKING:
+    from .parallel import Parallel, Strategy
+    from .parallel.mesh import Mesh
 
-
-class RankLost(RuntimeError):
-    """A process of a rank ended, or its ranks no longer answer. They are started anew; the next request works."""
+PATIENCE = 20.0  # seconds a collective of the model may take before its ranks count as stuck
+MEETING = 300.0  # seconds for all ranks to be there
+UNHEARD = 5.0  # seconds of waiting for them before that is said
+REMEDY = "a launcher such as torchrun sets it; unset WORLD_SIZE to run alone"
+# NVLink multicast stays off: nothing here gains by it, and a process that dies with it can take the host's GPUs along
+QUIET = {"NCCL_NVLS_ENABLE": "0", "TORCH_SYMM_MEM_DISABLE_MULTICAST": "1", "NVSHMEM_DISABLE_NVLS": "1"}
 
 
-@dataclass
-class Member:
-    """A started rank: its process, our end of its line, whether it has said that it is ready, when it was heard last."""
+def wait_asleep() -> None:
+    """Let this process's waiting OpenMP threads sleep instead of spin; only before torch is loaded.
+
+    Beside other work, spinning threads slow each other down several times over. What the person set is kept.
+    """
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+
+
+def quiet() -> None:
+    """Keep NVLink multicast off in this process, unless the person has set otherwise; only before the ranks meet."""
+    for name, value in QUIET.items():
+        os.environ.setdefault(name, value)
+
+
+@dataclass(frozen=True)
+class Seat:
+    """This process among the ranks. `listening`: rank 0's open socket of the meeting place; None where the launcher
+    keeps one."""
 
     rank: int
-    process: subprocess.Popen[bytes]
-    line: Connection
-    ready: bool = False
-    heard: float = 0.0
+    world: int
+    local_rank: int
+    local_world: int
+    listening: int | None = None
+    started_here: bool = False
 
+    def join(self, mesh: Mesh, strategy: Strategy, backend: str) -> Parallel:
+        """Meet the other ranks and form the axes."""
+        import datetime
 
-class Ranks:
-    """`count` ranks of one engine, each a process that runs `ENTRY`. One run at a time.
+        import torch
+        import torch.distributed as dist
 
-    settings: what it builds its engine of. Raises what a rank raises when it cannot.
-    """
+        from .parallel.mesh import join_mesh
 
-    def __init__(self, settings: Any, count: int) -> None:
-        self._settings, self._count, self._entry = settings, count, ENTRY
-        self._members: list[Member] = []
-        self._running: int | None = None
-        self._waiting: set[int] = set()  # ranks of the run that have not ended it
-        self._runs = 0
-        self._kept = ""  # what rank 0 has said of latents that are in a file
-        self.facts: dict[str, Any] = {}
-        ready = False
+        quiet()
+        if backend == "nccl":
+            torch.cuda.set_device(self.local_rank)  # whose streams the collectives use
+
+        if not dist.is_initialized():
+            where: dict[str, Any] = {"init_method": "env://"}
+            if self.started_here:
+                where = {"store": self._store(), "rank": self.rank, "world_size": self.world}
+            try:
+                with self._waiting():
+                    dist.init_process_group("gloo", timeout=datetime.timedelta(seconds=MEETING), **where)
+            except dist.DistError as error:
+                told = str(error).splitlines()[0][:200]
+                raise ConfigError(f"the {self.world} ranks did not meet ({told}); start all of them") from error
+            if not self.started_here:  # it ends as Python does, by when the groups' threads must be gone
+                atexit.register(leave)
+        return join_mesh(mesh, self.rank, strategy, backend=backend, patience=PATIENCE)
+
+    @contextmanager
+    def _waiting(self) -> Iterator[None]:
+        """Say on stderr, in a launcher's first process, that it waits when it does."""
+        place = f"{os.environ.get('MASTER_ADDR')}:{os.environ.get('MASTER_PORT')}"
+        told = f"twinreel: rank 0 waits at {place} for the other {self.world - 1} of {self.world} ranks"
+        timer = threading.Timer(UNHEARD, print, (told,), {"file": sys.stderr})
+        timer.daemon = True
+        if self.rank == 0 and not self.started_here:
+            timer.start()
         try:
-            self._start()
-            self._await_ready()
-            ready = True
-        finally:  # behind a signal as well
-            if not ready:
-                self.close()
-
-    @property
-    def pids(self) -> list[int]:
-        """The process of each rank."""
-        return [member.process.pid for member in self._members]
-
-    def run(self, order: tuple[Any, ...], watch: Watch, boundary: Boundary | None) -> Any:
-        """Have every rank carry out `order`; rank 0's result.
-
-        `watch` and `boundary` are called here with what rank 0 tells. Raises the error that all ranks agreed on; the
-        cause of any other, after which the ranks are started anew; RankLost. Each has a note of latents that are kept.
-        """
-        if any(member.process.poll() is not None for member in self._members):
-            self.close()  # one has gone since the last run, which costs this one nothing but time
-            self._start()
-        self._await_ready()
-        self._runs, self._kept = self._runs + 1, ""
-        try:
-            return self._carried_out(order, watch, boundary)
+            yield
         finally:
-            self._running = None
-            if self._waiting:  # the caller has left: end the run, or the ranks
-                self._abandon()
-            error = sys.exc_info()[1]
-            if error is not None and self._kept and self._kept not in getattr(error, "__notes__", ()):
-                error.add_note(self._kept)
+            timer.cancel()
 
-    def _carried_out(self, order: tuple[Any, ...], watch: Watch, boundary: Boundary | None) -> Any:
-        self._waiting = {member.rank for member in self._members}
-        for member in self._members:
-            member.heard = time.monotonic()
-        try:
-            for member in self._members:
-                put(member.line, ("run", self._runs, os.getcwd(), order, boundary is not None))
-            self._running = self._runs  # not before: a signal's cancel must not cut an order in two
-            return self._listen(watch, boundary)
-        except (EOFError, OSError) as error:
-            if not any(member.process.poll() is not None for member in self._members):
-                raise  # an error of the caller's own, such as a watch that writes a file
-            raise self._broken(error, None) from None
+    def _store(self) -> Any:
+        import datetime
 
-    def cancel(self) -> None:
-        """End the run at its next vote. Without one, no effect."""
-        if self._running is not None:
-            for member in self._members:
-                try:
-                    put(member.line, ("cancel", self._running))
-                except OSError:
-                    pass  # it is gone, which `run` finds out
+        from torch.distributed import TCPStore
 
-    def close(self) -> None:
-        """End the ranks."""
-        for member in self._members:
-            member.process.kill()
-        for member in self._members:
-            member.process.wait()
-            member.line.close()
-        self._members = []
-
-    def _listen(self, watch: Watch, boundary: Boundary | None) -> Any:
-        result: Any = None
-        error: BaseException | None = None
-        while self._waiting:
-            for member, message in self._messages():
-                kind, *values = message
-                if kind == "event":
-                    watch(*values)
-                elif kind == "boundary" and boundary is not None:
-                    boundary(*values)
-                elif kind == "kept":
-                    self._kept = values[0]
-                elif kind == "done":
-                    self._waiting.discard(member.rank)
-                    result = values[0] if member.rank == 0 else result
-                elif kind == "failed":
-                    failed, agreed = values
-                    if not agreed:
-                        raise self._broken(failed, member.rank)
-                    self._waiting.discard(member.rank)
-                    error = failed if error is None or member.rank == 0 else error  # rank 0's has its notes
-        if error is not None:
-            raise error
-        return result
-
-    def _messages(self) -> list[tuple[Member, tuple[Any, ...]]]:
-        """The next message of each rank that has one."""
-        lines = {member.line: member for member in self._members if member.rank in self._waiting}
-        messages = []
-        for line in wait(list(lines), PULSE):
-            assert isinstance(line, Connection)
-            try:
-                messages.append((lines[line], get(line)))
-            except (EOFError, OSError) as error:
-                raise self._broken(error, None) from None
-            lines[line].heard = time.monotonic()
-        for member in lines.values():
-            if time.monotonic() - member.heard > SILENCE:
-                raise self._broken(RankLost(f"rank {member.rank} gave no sign of life for {SILENCE:.0f} s"), None)
-        return messages
-
-    def _broken(self, error: BaseException, failed: int | None) -> BaseException:
-        """The cause of a run that cannot go on; the ranks are ended and started anew."""
-        end, silent = time.monotonic() + GATHERING, {member.rank for member in self._members} - {failed}
-        words: dict[int, str] = {}
-        alive: set[int] = set()
-        while silent and (left := end - time.monotonic()) > 0:
-            lines = {member.line: member.rank for member in self._members if member.rank in silent}
-            for line in wait(list(lines), left):
-                assert isinstance(line, Connection)
-                try:
-                    kind, *values = get(line)
-                except (EOFError, OSError):
-                    silent.discard(lines[line])
-                    continue
-                alive.add(lines[line])
-                self._kept = values[0] if kind == "kept" else self._kept
-                if kind in ("failed", "done"):
-                    silent.discard(lines[line])
-                    words[lines[line]] = f"{type(values[0]).__name__}: {values[0]}" if kind == "failed" else "done"
-        # those whose line is gone, and have said nothing of an end of their own, are on their way out
-        for member in self._members:
-            if member.rank not in silent | words.keys() | {failed}:
-                _wait_for(member.process)
-        lost = {member.rank: code for member in self._members if (code := member.process.poll()) is not None}
-        deaf = {member.rank: member.heard for member in self._members if member.rank in silent - alive}
-        self.close()
-        self._waiting = set()
-        self._start()
-        error = self._cause(error, failed, lost, deaf, words)
-        for rank, said in words.items():
-            error.add_note(f"rank {rank} then: {said.splitlines()[0][:200]}")
-        return error
-
-    def _cause(
-        self, error: BaseException, failed: int | None, lost: Mapping[int, int], deaf: Mapping[int, float],
-        words: dict[int, str],
-    ) -> BaseException:  # fmt: skip
-        """What ended the run: a rank that is gone or stuck before whatever the others raised while they waited for it.
-
-        lost: exit code by rank; deaf: when a rank that gave no sign of life was heard last. `words` gains what it hides.
-        """
-        hushed = {rank: time.monotonic() - heard for rank, heard in deaf.items()}
-        hushed = {rank: seconds for rank, seconds in hushed.items() if seconds > HUSH}
-        if isinstance(error, RankLost) and not lost:
-            return error
-        if lost or hushed:
-            reasons = [f"rank {rank} ended by {ending(code)}" for rank, code in lost.items()]
-            reasons += [f"rank {rank} gave no sign of life for {seconds:.0f} s" for rank, seconds in hushed.items()]
-            if failed is not None and failed not in lost:
-                words[failed] = f"{type(error).__name__}: {error}"
-            return RankLost("; ".join(reasons))
-        if failed is None:
-            return RankLost(f"the line to a rank broke ({error})")
-        error.add_note(f"on rank {failed} of {self._count}")
-        if deaf:
-            error.add_note(f"no answer from rank {', '.join(map(str, sorted(deaf)))}")
-        return error
-
-    def _abandon(self) -> None:
-        for member in self._members:
-            try:
-                put(member.line, ("cancel", self._runs))
-            except OSError:
-                pass
-        end = time.monotonic() + ENDING
-        while self._waiting and (left := end - time.monotonic()) > 0:
-            lines = {member.line: member.rank for member in self._members if member.rank in self._waiting}
-            for line in wait(list(lines), left):
-                assert isinstance(line, Connection)
-                try:
-                    kind, *values = get(line)
-                except (EOFError, OSError):
-                    end = 0.0
-                    break
-                self._kept = values[0] if kind == "kept" else self._kept
-                if kind == "failed" and not values[1]:
-                    end = 0.0
-                if kind in ("done", "failed"):
-                    self._waiting.discard(lines[line])
-        if self._waiting or end == 0.0:
-            self.close()
-            self._waiting = set()
-            self._start()
-
-    def _start(self) -> None:
-        self._members = []
-        with held_back(), socket.socket() as listener:  # no rank hears Ctrl-C before it can leave it to us
-            listener.bind(("127.0.0.1", 0))
-            listener.listen(self._count)
-            listener.set_inheritable(True)
-            variables = {
-                "WORLD_SIZE": self._count, "LOCAL_WORLD_SIZE": self._count,
-                "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": listener.getsockname()[1],
-                "PYTHONPATH": os.pathsep.join(path for path in sys.path if path),
-                "TORCH_NCCL_DUMP_ON_TIMEOUT": 0,  # a stuck rank would first write its history, for as long again
-            }  # fmt: skip
-            for rank in range(self._count):
-                self._members.append(self._start_rank(rank, listener.fileno(), variables))
-                put(self._members[-1].line, self._settings)
-
-    def _start_rank(self, rank: int, listening: int, variables: dict[str, Any]) -> Member:
-        ours, theirs = Pipe()
-        own = variables | {"RANK": rank, "LOCAL_RANK": rank}
-        passed = (theirs.fileno(), *([listening] if rank == 0 else []))
-        # Its standard output is ours to fill: what a rank prints goes to standard error.
-        process = subprocess.Popen(
-            [sys.executable, "-m", self._entry, *map(str, passed)],
-            pass_fds=passed, stdin=subprocess.DEVNULL, stdout=2, env=environment(own),
-        )  # fmt: skip
-        theirs.close()
-        return Member(rank, process, ours)
-
-    def _await_ready(self) -> None:
-        end = time.monotonic() + MEETING
-        while late := [member for member in self._members if not member.ready]:
-            left = end - time.monotonic()
-            if left < 0 or not (lines := wait([member.line for member in late], left)):
-                self.close()
-                raise RankLost(f"rank {late[0].rank} was not ready after {MEETING:.0f} s")
-            for member in late:
-                if member.line in lines:
-                    self._welcome(member)
-
-    def _welcome(self, member: Member) -> None:
-        try:
-            kind, value, *_ = get(member.line)
-        except (EOFError, OSError):
-            code = member.process.wait()
-            self.close()
-            raise RankLost(f"rank {member.rank} ended by {ending(code)} before it was ready") from None
-        if kind == "failed":
-            self.close()
-            raise value
-        member.ready = True
-        if member.rank == 0:
-            self.facts = value
+        address, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
+        more: dict[str, Any] = {"master_listen_fd": self.listening} if self.rank == 0 else {}
+        return TCPStore(address, port, self.world, self.rank == 0, timeout=datetime.timedelta(seconds=MEETING), **more)
 
 
-def _wait_for(process: subprocess.Popen[bytes]) -> None:
-    try:
-        process.wait(LEAVING)
-    except subprocess.TimeoutExpired:
-        pass  # it closed its line and lives: `close` ends it
+def leave() -> None:
+    """Leave the process groups, if there are any."""
+    import torch.distributed as dist
+
+    if dist.is_initialized():
+        dist.destroy_process_group()
 
 
-def ending(code: int) -> str:
-    """How a process ended, in words."""
-    if code >= 0:
-        return f"exit code {code}"
-    killed = " (killed from outside; often the system was out of memory)" if code == -signal.SIGKILL else ""
-    return f"signal {signal.Signals(-code).name}{killed}"
+def seat(listening: int | None = None, started_here: bool = False) -> Seat | None:
+    """What the launcher's variables say, or None in a process that stands alone. Raises ConfigError where they make no
+    sense."""
+    world = _number("WORLD_SIZE", 1, 1)
+    if world == 1:
+        return None
+    rank = _number("RANK", None, 0, world - 1)
+    local_world = _number("LOCAL_WORLD_SIZE", world, 1, world)
+    local_rank = _number("LOCAL_RANK", rank if local_world == world else None, 0, local_world - 1)
+    if not os.environ.get("MASTER_ADDR"):
+        raise ConfigError(f"MASTER_ADDR: is not set, and WORLD_SIZE is {world}; {REMEDY}")
+    _number("MASTER_PORT", None, 1, 65_535)
+    return Seat(rank, world, local_rank, local_world, listening, started_here)
 
 
-def put(line: Connection, message: Any) -> None:
-    """Send by value: a connection's own pickler would send tensors as shared memory, which strangers cannot open."""
-    line.send_bytes(pickle.dumps(message, protocol=pickle.HIGHEST_PROTOCOL))
+def _number(name: str, default: int | None, low: int, high: int | None = None) -> int:
+    """A launcher's variable. Raises ConfigError."""
+    text = os.environ.get(name)
+    if text is None:
+        if default is None:
+            raise ConfigError(f"{name}: is not set, and WORLD_SIZE is {os.environ['WORLD_SIZE']}; {REMEDY}")
+        return default
+    if not re.fullmatch(r"-?\d{1,9}", text) or int(text) < low or (high is not None and int(text) > high):
+        bound = f"{low} to {high}" if high is not None else f"at least {low}"
+        raise ConfigError(f"{name}: got {text!r:.60}, {bound} is possible; {REMEDY}")
+    return int(text)
 
 
-def get(line: Connection) -> Any:
-    """The next message. Raises EOFError or OSError when the other end is gone."""
-    return pickle.loads(line.recv_bytes())
+def environment(more: Mapping[str, Any]) -> dict[str, str]:
+    """This process's variables with `more`, for one that it starts."""
+    return {**os.environ, **{name: str(value) for name, value in more.items()}}

@@ -1,4 +1,4 @@
-"""The process of one rank: orders come over a line from `launch.Ranks`, an engine carries them out with the others."""
+"""The process of one rank: orders come over a line from `ranks.Ranks`, an engine carries them out with the others."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from collections.abc import Mapping
 from multiprocessing.connection import Connection
 from typing import TYPE_CHECKING, Any
 
-from .launch import PULSE, get, put
+from .launch import seat
 from .parallel.team import is_agreed, portable
-from .seat import seat
+from .ranks import PULSE, get, put
 from .stopping import let_through
 from .watch import Event
 

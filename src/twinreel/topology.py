@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any
 
 from .config import Choices, EngineConfig, check_config, check_one_device, cuda_number, resolve
 from .errors import ConfigError
+from .launch import PATIENCE, Seat
 from .machine import cuda_memory
 from .precision import check_weights, parse_precision, running
-from .seat import PATIENCE, Seat
 from .spec import DiTSpec, Spec
 
 if TYPE_CHECKING:
@@ -100,15 +100,13 @@ def choose_mesh(config: EngineConfig, count: int, sizes: Sizes) -> tuple[Mesh, d
     if sp * tp != count:
         raise ConfigError(f"sp, tp: {sp} times {tp} is not the number of ranks, {count}; leave one of them out")
     if sizes.ffn % tp:
-        dealt = ", ".join(str(n) for n in range(1, count + 1) if count % n == 0 == sizes.ffn % n)
-        raise ConfigError(
-            f"tp: {tp} ranks cannot share a feed-forward width of {sizes.ffn}; use {dealt}, or change gpus"
-        )
+        fits, width = _shares(count, sizes), f"a feed-forward width of {sizes.ffn}"
+        raise ConfigError(f"tp: {tp} ranks cannot share {width}; use {', '.join(map(str, fits))}, or change gpus")
     text = 1 if config.conditioner in ("whole", "fsdp") else math.gcd(sizes.kv_heads, count)
-    told = (
-        "less memory, loaded sooner" if text > 1 else "one rank" if count == 1 else f"{count} ranks share no head of it"
-    )
-    reason = f"auto: {told}" if config.conditioner == "auto" else "asked for"
+    reason = "asked for"
+    if config.conditioner == "auto":
+        whole = "one rank" if count == 1 else f"{count} ranks share no head of it"
+        reason = "auto: less memory, loaded sooner" if text > 1 else f"auto: {whole}"
     if config.conditioner == "fsdp" and count == 1:
         raise ConfigError("conditioner: fsdp is for several ranks, this run has one; use whole or auto")
     if config.conditioner == "split" and text == 1:
@@ -116,6 +114,11 @@ def choose_mesh(config: EngineConfig, count: int, sizes: Sizes) -> tuple[Mesh, d
         why = f"cannot deal {heads} to {count} ranks" if count > 1 else "is for several ranks, this run has one"
         raise ConfigError(f"conditioner: split {why}; use whole or auto")
     return Mesh(sp, tp, text, count if config.conditioner == "fsdp" else 1), {"sp, tp": why, "conditioner": reason}
+
+
+def _shares(count: int, sizes: Sizes) -> list[int]:
+    """Over how many of `count` ranks the DiT's heads and feed-forward width can be dealt out."""
+    return [n for n in range(1, count + 1) if count % n == 0 == sizes.ffn % n]
 
 
 def _choose_tp(config: EngineConfig, count: int, sizes: Sizes) -> tuple[int, str]:
@@ -131,8 +134,8 @@ def _choose_tp(config: EngineConfig, count: int, sizes: Sizes) -> tuple[int, str
     if sizes.memory is None:
         return 1, "auto: rows over all ranks"
     room = sizes.memory * WEIGHTS_SHARE
-    dealt = [n for n in range(1, count + 1) if count % n == 0 == sizes.ffn % n]
-    tp = next((n for n in dealt if sizes.weights / n <= room), dealt[-1])
+    shares = _shares(count, sizes)
+    tp = next((n for n in shares if sizes.weights / n <= room), shares[-1])
     part, whole = sizes.weights / tp / 2**30, sizes.memory / 2**30
     return tp, f"auto: {part:.0f} GiB of DiT weights a rank, {whole:.0f} GiB of memory"
 

@@ -22,6 +22,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from ranks import Place, Pool
 from relayout_cases import check_contract
+from twinreel.launch import quiet
 from twinreel.layout import build_layout, shard, shard_sizes
 from twinreel.models.dit import DiT, make_row_state
 from twinreel.models.modulation import LiveModulation, step_rows
@@ -32,7 +33,6 @@ from twinreel.parallel.ulysses import PLAIN, Relayout, Ulysses
 from twinreel.plan import make_plan
 from twinreel.request import Request
 from twinreel.schedule import make_sigmas, step_timesteps
-from twinreel.seat import quiet
 from twinreel.spec import DiTSpec, Spec
 from twinreel.tools.random_weights import fill
 from twinreel.topology import open_board

@@ -137,8 +137,8 @@ class Ulysses:
         """What attention makes of the chunks, back on the rank that has the rows, [S, H, d].
 
         No kernel that waits for another rank is queued beside attention before that could start: a multiprocessor that
-        it holds would keep one of attention's blocks, and so all of it, waiting. So a chunk's arrival is waited for behind
-        the first piece of the chunk before, while the second one runs.
+        it holds would keep one of attention's blocks, and so all of it, waiting. So a chunk's arrival is waited for on the
+        stream of its first piece, behind that of the chunk before, while that one's second piece runs on the other.
         """
         ranks, rank, lanes, slot = self.sp.size, self.sp.rank, self.lanes, self.chunks
         made, returning = list[list[Tensor]](), list[list[Exchange | Pushed]]()
@@ -148,7 +148,7 @@ class Ulysses:
                 made.append([])
                 returning.append([])
                 for heads in [share] if self.board is None else piece_sizes(share):
-                    with lanes.piece(ready) as since:
+                    with lanes.piece(bool(parts), ready) as since:
                         if not parts:
                             parts = list(exchange.wait(since).flatten(0, 1).unbind(1))
                             ready = lanes.mark()

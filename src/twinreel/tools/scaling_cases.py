@@ -18,6 +18,7 @@ from torch import Tensor
 from ..beside import beside
 from ..config import EngineConfig, resolve, set_flags
 from ..decoding import decode
+from ..launch import PATIENCE, quiet
 from ..layout import shard, shard_sizes
 from ..models.dit import DiT
 from ..models.video_decoder import VideoDecoder
@@ -33,7 +34,6 @@ from ..parts import Parts
 from ..pipeline import predictor, sample
 from ..schedule import make_sigmas, step_timesteps
 from ..scratch import scratch
-from ..seat import PATIENCE, quiet
 from ..topology import OVERLAPPED_CHUNKS, open_board
 from ..watch import Event, Stages
 from .bench_dit import STEP, Sizes, distance, plan_of, request_of

@@ -13,8 +13,8 @@ from multiprocessing.connection import Connection, wait
 from multiprocessing.context import SpawnProcess
 from typing import Any, TypeVar
 
-from ..launch import LEAVING, RankLost, ending
 from ..parallel.team import portable
+from ..ranks import LEAVING, RankLost, ending
 from ..stopping import held_back, let_through
 from ..watch import Watch, ignore
 
