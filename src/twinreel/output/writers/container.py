@@ -15,8 +15,8 @@ from ...spec import FPS, SAMPLE_RATE
 from .. import PRESETS, OutputOptions
 from .content import Content
 
-# x264 spreads rate decisions over its threads: another count is another file, so it is the same on every machine. A GPU
-# decodes 27 frames of 1344x768 a second, eight of them 200; fewer threads than this let the file come long after them.
+# x264 spreads rate decisions over its threads: another count is another file, so it is the same on every machine. With
+# fewer than this a file comes long after what one GPU decodes, 27 frames of 1344x768 a second.
 ENCODER_THREADS = 16
 # x264's AVX-512 macroblock tree gives other bits on every run (measured on the library of PyAV 18.1): without it the
 # file's hash is stable, for some 5 % more bytes
