@@ -9,8 +9,10 @@ import numpy as np
 import pytest
 import torch
 
-from twinreel.config import EngineConfig, check_config, resolve, set_flags
+from twinreel import ops
+from twinreel.config import EngineConfig, check_config, check_one_device, resolve, set_flags
 from twinreel.errors import ConfigError
+from twinreel.launch import Seat
 
 
 @pytest.mark.parametrize(
@@ -63,6 +65,40 @@ def test_auto_on_cpu() -> None:
     assert choices.ops.name == "reference" and choices.threads == torch.get_num_threads()
     assert set(choices.why) == {"device", "precision", "ops", "attention", "vae_decode", "threads"}
     assert resolve(EngineConfig(device="cpu", precision="bf16")).dtype == torch.bfloat16
+
+
+@pytest.fixture
+def two_cards(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A machine that says it has two GPUs; nothing is run on them."""
+    table = ops.select("reference", "cpu")
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    monkeypatch.setattr(ops, "select", lambda *_, **__: table)
+
+
+@pytest.mark.parametrize("gpus", [2, None], ids=["started here", "by a launcher"])
+@pytest.mark.parametrize("device", ["auto", "cuda"])
+def test_every_rank_has_a_card_and_a_share_of_the_threads(two_cards: None, device: str, gpus: int | None) -> None:
+    config = EngineConfig(device=device, gpus=gpus)
+    for rank in range(2):
+        choices = resolve(config, place=Seat(rank, 2, rank, 2))
+        assert choices.device == torch.device("cuda", rank)
+        assert choices.threads == max(1, torch.get_num_threads() // 2)
+        assert choices.why["device"] == ("asked for" if device == "cuda" else "CUDA is available")
+        assert choices.why["threads"] == "PyTorch's own count, shared by the ranks"
+    with pytest.raises(
+        ConfigError, match="gpus: 3 ranks need a CUDA device each, and this machine shows 2; take fewer"
+    ):
+        resolve(replace(config, gpus=gpus and 3), place=Seat(2, 3, 2, 3))
+    on_cpu = resolve(replace(config, device="cpu", threads=5), place=Seat(2, 3, 2, 3))
+    assert (on_cpu.device.type, on_cpu.threads) == ("cpu", 5)
+
+
+@pytest.mark.parametrize("gpus", [2, None], ids=["started here", "by a launcher"])
+def test_one_card_is_not_for_several_ranks(two_cards: None, gpus: int | None) -> None:
+    with pytest.raises(ConfigError, match=r"device: got 'cuda:1' for 2 ranks; use auto, cuda or cpu"):
+        check_one_device(EngineConfig(device="cuda:1", gpus=gpus), 2)
+    assert resolve(EngineConfig(device="cuda:1")).device == torch.device("cuda", 1)
 
 
 def test_flags_are_set_and_recorded() -> None:

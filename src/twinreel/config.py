@@ -15,6 +15,8 @@ from .precision import Fp8, parse_precision
 if TYPE_CHECKING:
     import torch
 
+    from .launch import Seat
+
 VAE_ENCODES = ("fp32", "tf32", "fp16")
 ATTENDS = ("auto", "plain", "packed", "overlapped")
 CONDITIONERS = ("auto", "split", "fsdp", "whole")
@@ -178,8 +180,7 @@ def check_config(config: EngineConfig) -> None:
         if value is not None and (isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= MOST):
             raise ConfigError(f"{name}: got {value!r}; a whole number from 1 to {MOST}, or leave it out")
     _check_memory(config)
-    if (config.gpus or 1) > 1 and config.device not in ("auto", "cpu", "cuda"):
-        raise ConfigError(f"device: got {config.device!r} for {config.gpus} ranks; use auto, cuda or cpu")
+    check_one_device(config, config.gpus or 1)
 
 
 def _check_types(config: EngineConfig) -> None:
@@ -205,6 +206,8 @@ def _check_memory(config: EngineConfig) -> None:
 
 def check_one_device(config: EngineConfig, ranks: int) -> None:
     """Refuse what only an engine of one rank can do. Raises ConfigError."""
+    if ranks > 1 and config.device not in ("auto", "cpu", "cuda"):
+        raise ConfigError(f"device: got {config.device!r} for {ranks} ranks; use auto, cuda or cpu")
     mode = MODES.get(config.residency)
     if ranks > 1 and mode is not None and mode.streamed:
         raise ConfigError(f"residency: {config.residency} is for one GPU, and these are {ranks}; use all or stages")
@@ -224,17 +227,26 @@ def _check_folder(name: str, folder: object) -> None:
         raise ConfigError(f"{name}: {str(folder)[:100]!r} cannot be looked at ({why}); use another path") from None
 
 
-def resolve(config: EngineConfig, head_dim: int = 128) -> Choices:
+def resolve(config: EngineConfig, head_dim: int = 128, place: Seat | None = None) -> Choices:
     """Settle every `auto` for this machine. Raises ConfigError for what it cannot do; loads no weight.
 
-    `head_dim` is the DiT's: not every attention kernel takes every size.
+    `head_dim` is the DiT's: not every attention kernel takes every size. `place`: of several ranks the one that it is
+    for, which has a device of its own and its share of the threads.
     """
     import torch
 
     from . import ops
 
     check_config(config)
-    number = cuda_number(config.device, torch.cuda.device_count() if torch.cuda.is_available() else 0)
+    shown = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    number, threads = cuda_number(config.device, shown), torch.get_num_threads()
+    if place is not None:
+        threads = max(1, threads // place.local_world)
+        if number is not None and (number := place.local_rank) >= shown:
+            raise ConfigError(
+                f"gpus: {place.local_world} ranks need a CUDA device each, and this machine shows {shown}; "
+                f"take fewer, or device cpu"
+            )
     device = torch.device("cpu") if number is None else torch.device("cuda", number)
     cuda = device.type == "cuda"
     if config.vae_encode != "fp32" and not cuda:
@@ -252,7 +264,9 @@ def resolve(config: EngineConfig, head_dim: int = 128) -> Choices:
         "precision": "asked for" if config.precision != "auto" else f"auto on {device.type}",
         **(fp8_table or table).why,
         "vae_decode": "the released recipe: fp16 products over fp32 weights" if cuda else "fp32 on CPU",
-        "threads": "asked for" if config.threads is not None else "PyTorch's own count",
+        "threads": "asked for"
+        if config.threads
+        else "PyTorch's own count" + (", shared by the ranks" if place else ""),
     }
     return Choices(
         device=device,
@@ -262,7 +276,7 @@ def resolve(config: EngineConfig, head_dim: int = 128) -> Choices:
         vae_encode=config.vae_encode,
         ops=table,
         adaln=config.adaln,
-        threads=config.threads or torch.get_num_threads(),
+        threads=config.threads or threads,
         why=why,
         allow_remote=config.allow_remote,
         host_memory=config.host_memory,

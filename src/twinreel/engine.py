@@ -35,7 +35,7 @@ from .precision import check_weights
 from .ranks import Ranks
 from .request import Request, check_request
 from .request_json import request_to_json
-from .topology import at_seat, choose_mesh, choose_variant, describe_mesh, num_ranks, settle_variant, sizes_of
+from .topology import choose_mesh, choose_variant, describe_mesh, num_ranks, settle_variant, sizes_of
 from .watch import Boundary, Event, Stages, Watch, ignore, pass_by
 from .weights import locate
 from .weights.stored import StoredWeights, Weights
@@ -70,7 +70,7 @@ class Engine:
         if place is None and count > 1:
             self._ranks = Ranks((self.config, cache), count)
             return
-        choices = resolve(at_seat(self.config, place), self.spec.dit.head_dim)
+        choices = resolve(self.config, self.spec.dit.head_dim, place)
         variant = choose_variant(self.config, mesh, choices, self.spec.dit)
         parallel = None
         if place is not None:

@@ -69,7 +69,7 @@ def check_choices(config: EngineConfig, spec: Spec) -> int | None:
         count = num_ranks(config, None)
         mesh, _ = choose_mesh(config, count, sizes_of(spec, config))
         last = Seat(count - 1, count, count - 1, count) if count > 1 else None
-        choices = resolve(at_seat(config, last), spec.dit.head_dim)
+        choices = resolve(config, spec.dit.head_dim, last)
         choose_variant(config, mesh, choices, spec.dit)
     return number
 
@@ -245,19 +245,6 @@ def open_board(parallel: Parallel, device: torch.device, local_ranks: int) -> tu
     problems = control.tell_all(problem)
     problem = next((said for said in problems if said), None)
     return (None, problem) if problem else (board, None)
-
-
-def at_seat(config: EngineConfig, place: Seat | None) -> EngineConfig:
-    """The configuration of one rank: its own device, its share of the threads."""
-    if place is None:
-        return config
-    import torch
-
-    own: dict[str, Any] = {}
-    if config.device != "cpu" and torch.cuda.is_available():
-        own["device"] = f"cuda:{place.local_rank}"
-    own["threads"] = config.threads or max(1, torch.get_num_threads() // place.local_world)
-    return replace(config, **own)
 
 
 def describe_mesh(mesh: Mesh, attend: str) -> dict[str, Any]:

@@ -21,4 +21,4 @@ def test_streams_wait_for_what_they_read(chunks: int) -> None:
 
     kernels = Relayout("packed", relayout.pack, relayout.merge)
     for _ in range(3):
-        check_threads("cuda", sdpa, kernels, chunks, "triton")
+        check_threads("cuda:0", sdpa, kernels, chunks, "triton")
