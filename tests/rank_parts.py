@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import time
 from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
@@ -24,7 +25,9 @@ from twinreel.models.video_decoder import VideoDecoder
 from twinreel.models.video_encoder import VideoEncoder
 from twinreel.output.write import Media
 from twinreel.parallel.fully_sharded import Gathered
-from twinreel.parallel.mesh import Mesh
+from twinreel.parallel.mesh import Mesh, join_mesh
+from twinreel.parallel.tiles import deal
+from twinreel.parallel.ulysses import Ulysses
 from twinreel.spec import Spec
 from twinreel.weights import load_into, locate
 
@@ -62,6 +65,18 @@ def _coded(
         for tensor in (decoder.decode(latents, tile_batch), *encoder.encode(pixels, tile_batch)):
             hashes.append(hashlib.sha256(tensor.contiguous().numpy().tobytes()).hexdigest())
     return hashes
+
+
+def slow_first(place: Place, patience: float) -> list[float]:
+    """One tile for all ranks, which takes its rank twice as long as a collective may."""
+    mesh = Mesh(sp=place.world)
+    every = join_mesh(mesh, place.rank, Ulysses, backend="gloo", patience=patience).every
+
+    def make(job: int) -> Tensor:
+        time.sleep(2 * patience)
+        return torch.full((1, 3), 5.0 + job)
+
+    return torch.cat(list(deal(make, [1], every, torch.device("cpu")))).flatten().tolist()
 
 
 @torch.inference_mode()

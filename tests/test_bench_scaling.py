@@ -156,7 +156,7 @@ def test_scaling_measures_what_is_missing(
     with pytest.raises(AssertionError, match="about to be started"):
         main(changed(words, "--only sp1,sp4:plain"))  # on two more cards
     before, base = out.read_bytes(), tmp_path / "scaling.one.safetensors"
-    for other, told in (("--text 6 --calls 3", "text 5, calls 2"), ("--shape tiny --only sp1", "shape wide")):
+    for other, told in (("--text 6 --calls 3", "text 5, calls 2"), ("--shape tiny --only sp1", "shape 'wide'")):
         assert main(changed(words, other)) == 3 and told in capsys.readouterr().err
     base.write_bytes(b"mine")
     assert main(words) == 3 and str(base) in capsys.readouterr().err

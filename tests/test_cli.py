@@ -103,11 +103,11 @@ def test_two_steps_are_one_call():
 
 
 def test_what_exact_seconds_left_is_said():
-    plan = {"frames": 124, "seconds": 124 / 24}
-    assert cli.length({"plan": plan}) == "124 frames (5.17 s)"
+    plan = {"canvas": [224, 128], "frames": 124, "seconds": 124 / 24}
+    assert cli.content({"plan": plan}) == "224x128, 124 frames (5.17 s)"
     written = {"frames": 120, "seconds": {"picture": 5.0, "sound": 5.0}}
-    assert cli.length({"plan": plan, "written": written}) == "120 frames (5.00 s, cut from 124)"
-    assert cli.length({"plan": plan, "written": written | {"frames": 0}}) == "124 frames (5.17 s)", "sound alone"
+    assert cli.content({"plan": plan, "written": written}) == "224x128, 120 frames (5.00 s, cut from 124)"
+    assert cli.content({"plan": plan, "written": written | {"frames": 0}}) == "sound alone (5.00 s)"
 
 
 def test_generate_json_is_one_line_and_progress_stays_on_stderr(capsys):
@@ -261,6 +261,13 @@ def test_doctor(capsys):
     lines = capsys.readouterr().out.splitlines()
     assert any(line.split() == ["tasks", "t2va,", "fl2va"] for line in lines)
     assert any("CUDA is not available" in line for line in lines)
+
+
+def test_doctor_tells_the_machine_also_beside_a_choice_that_is_refused(capsys):
+    assert cli.main(["doctor", "--component", "x"]) == 3
+    told = capsys.readouterr()
+    assert {"machine", "versions", "parts"} < set(told.out.splitlines()) and "choices" not in told.out.splitlines()
+    assert "--component x" in told.err
 
 
 def test_verify_prints_what_was_found(monkeypatch: pytest.MonkeyPatch, capsys):

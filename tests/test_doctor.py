@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from twinreel.config import EngineConfig
-from twinreel.doctor import DECODERS, ENCODERS, PARTS, codecs, disk, examine, machine, parts
+from twinreel.doctor import DECODERS, ENCODERS, PARTS, choices, codecs, disk, examine, machine, parts
 
 
 def test_machine_is_this_one():
@@ -24,7 +24,7 @@ def test_machine_is_this_one():
     assert sum(name.startswith("cuda:") for name in facts) == devices
 
 
-def test_choices_are_the_engines_own(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
+def test_choices_are_the_engines_own(monkeypatch: pytest.MonkeyPatch):
     class Engine:
         def __init__(self, config: EngineConfig) -> None:
             self.config = config
@@ -38,9 +38,12 @@ def test_choices_are_the_engines_own(monkeypatch: pytest.MonkeyPatch, tmp_path: 
     module = types.ModuleType("twinreel.engine")
     module.Engine = Engine  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, "twinreel.engine", module)
-    facts = examine(EngineConfig(precision="bf16"), tmp_path / "out.mp4")
-    assert str(tmp_path) in facts["machine"]["disk"]
-    assert facts["choices"] == {"precision": "bf16"}
+    assert choices(EngineConfig(precision="bf16")) == {"precision": "bf16"}
+
+
+def test_what_is_here_depends_on_no_choice(tmp_path: Path):
+    facts = examine(tmp_path / "out.mp4")
+    assert str(tmp_path) in facts["machine"]["disk"] and set(PARTS) < set(facts["parts"])
     assert facts["versions"]["torch"].startswith(torch.__version__.split("+")[0])
 
 

@@ -36,6 +36,7 @@ from twinreel.request import Keyframe, Reference, Request
 from twinreel.request_json import parse_json
 from twinreel.serve.flags import COMMANDS as SERVE
 from twinreel.tool_flags import COMMANDS
+from twinreel.tools import bench
 from twinreel.weights import locate, read_spec
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -302,6 +303,14 @@ def recipes(page: str) -> list[list[str]]:
     return [shlex.split(line, comments=True)[1:] for line in lines]
 
 
+def bench_help(what: str) -> str:
+    """What `--help` prints for one bench, which has flags of its own."""
+    page = io.StringIO()
+    with contextlib.redirect_stdout(page), pytest.raises(SystemExit):
+        bench.perform([what, "--help"])
+    return page.getvalue()
+
+
 @pytest.mark.parametrize("page", ["README.md", "docs/recipes.md"])
 def test_every_flag_of_a_recipe_exists(page: str, helps: dict[str, str]):
     found = recipes(page)
@@ -310,7 +319,8 @@ def test_every_flag_of_a_recipe_exists(page: str, helps: dict[str, str]):
         if words == ["--version"]:
             continue
         flags = {word for word in words[1:] if re.match(r"--?[a-z]", word)}
-        assert flags <= set(re.findall(r"(?<![\w-])--?[a-z][\w-]*", helps[words[0]])), words
+        text = helps[words[0]] if words[0] != "bench" else bench_help(words[1])
+        assert flags <= set(re.findall(r"(?<![\w-])--?[a-z][\w-]*", text)), words
 
 
 def test_recipes_show_every_flag_that_describes_a_request_or_a_file():

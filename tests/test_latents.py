@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import struct
 from collections.abc import Callable
 from dataclasses import fields, replace
@@ -17,6 +18,7 @@ from interrupted import LATENTS, T2VA, interrupt
 from twinreel import CheckpointError, Engine, RequestError
 from twinreel.output.latents import load_latents
 from twinreel.plan import Plan
+from twinreel.watch import Event
 
 
 @pytest.fixture(scope="module")
@@ -34,6 +36,33 @@ def test_the_latents_are_those_of_the_run(engine: Engine, kept: bytes, tmp_path:
     assert (plan.frames, plan.prompt, plan.asked_seconds) == (22, T2VA.prompt, 0.9) and plan.shifts == (12.0, 3.0)
     assert found.latents.video.dtype == torch.float32 and found.report["request"]["seed"] == 42
     assert found.latents.facts["plan"]["calls"] == 1
+
+
+@pytest.mark.parametrize("room", [True, False])
+def test_latents_whose_folder_is_taken_away_are_kept_elsewhere(
+    engine: Engine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, room: bool
+):
+    folder, elsewhere = tmp_path / "out", tmp_path / "tmp"
+    folder.mkdir()
+    elsewhere.mkdir()
+    monkeypatch.setattr("tempfile.tempdir", str(elsewhere))
+
+    def watch(event: Event) -> None:
+        if event.stage == "decode" and event.done:
+            shutil.rmtree(folder)
+            if not room:
+                shutil.rmtree(elsewhere)
+            raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError) as caught:
+        engine.render(T2VA, folder / "a.mp4", watch=watch)
+    (note,) = caught.value.__notes__
+    if not room:
+        assert "was taken away meanwhile, and nothing is kept in" in note and not elsewhere.exists()
+        return
+    assert f"kept in {elsewhere / LATENTS}; finish with: twinreel decode {elsewhere / LATENTS}" in note
+    report = engine.decode(elsewhere / LATENTS, tmp_path / "a.npz")
+    assert report["sha256"]["frames"] == engine.generate(T2VA).report["sha256"]["frames"]
 
 
 def changed(data: bytes, name: str, value: Any) -> bytes:

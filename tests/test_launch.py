@@ -196,6 +196,9 @@ def test_a_rank_stuck_while_weights_are_loaded(engine: Engine, tmp_path: Path, m
     [
         (RuntimeError("Timed out"), 0, {}, {1: 20}, ranks.RankLost, "rank 1 gave no sign of life for 20 s", []),
         (RuntimeError("closed"), 0, {1: -9}, {}, ranks.RankLost, "rank 1 ended by signal SIGKILL", []),
+        (EOFError(), None, {0: -6}, {1: 20}, ranks.RankLost, "rank 1 gave no sign of life for 20 s", []),
+        (EOFError(), None, {0: -6}, {}, ranks.RankLost, "an exchange between ranks took more than 20 s", []),
+        (EOFError(), None, {0: -9}, {1: 20}, ranks.RankLost, "rank 0 ended by signal SIGKILL", []),
         (ValueError("mine"), 0, {}, {1: 1}, ValueError, "mine", ["on rank 0 of 2", "no answer from rank 1"]),
         (ValueError("mine"), 1, {}, {}, ValueError, "mine", ["on rank 1 of 2"]),
         (EOFError(), None, {}, {}, ranks.RankLost, "the line to a rank broke", []),
@@ -211,6 +214,8 @@ def test_which_of_several_errors_is_the_cause(
     now = time.monotonic()
     cause = made._cause(error, failed, lost, {rank: now - seconds for rank, seconds in silent.items()}, said)
     assert type(cause) is type_ and words in str(cause) and getattr(cause, "__notes__", []) == notes
+    if lost == {0: -6} and silent:
+        assert said.pop(0).startswith("ended by signal SIGABRT") and "rank 0" not in str(cause)
     assert said == ({failed: f"RuntimeError: {error}"} if isinstance(error, RuntimeError) and failed == 0 else {})
 
 
@@ -220,6 +225,29 @@ def test_a_rank_killed_between_requests_costs_none(engine: Engine, wanted: dict[
     os.kill(victim, signal.SIGKILL)
     time.sleep(0.5)  # it is seen once it has gone
     assert engine.generate(T2VA, ignore).report["sha256"] == wanted and victim not in pids(engine)
+
+
+def test_ranks_that_did_not_come_back_are_started_once_more(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+    os.kill(pids(engine)[1], signal.SIGKILL)
+    time.sleep(0.5)  # it is seen once it has gone
+    monkeypatch.setattr(ranks, "MEETING", 0.2)
+    with pytest.raises(ranks.RankLost, match="rank 0 was not ready after 0 s"):
+        engine.generate(T2VA)
+    assert not pids(engine)  # and yet the good request after this is made
+
+
+def test_a_working_folder_that_is_gone_costs_no_rank(
+    engine: Engine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before, gone = pids(engine), tmp_path / "gone"
+    gone.mkdir()
+    monkeypatch.chdir(gone)
+    gone.rmdir()
+    start = time.monotonic()
+    with pytest.raises(FileNotFoundError):
+        engine.generate(T2VA)
+    assert time.monotonic() - start < ranks.ENDING and pids(engine) == before
+    monkeypatch.chdir(tmp_path)  # of which the good request after this knows
 
 
 @pytest.mark.parametrize("end", ["keyboard", "cancel", "rank 0", "rank 1"])
@@ -310,3 +338,32 @@ def test_torchrun_and_a_second_engine_beside_the_first(model: str, engine: Engin
     lines = done.stdout.splitlines()
     assert len(lines) == 1 and json.loads(lines[0])["ok"] and out.is_file()
     assert json.loads(lines[0])["sha256"]["frames"] == engine.generate(T2VA).report["sha256"]["frames"]
+
+
+def waiting(model: str, rank: int, port: str) -> subprocess.Popen[str]:
+    """A launcher's process whose other rank never comes."""
+    words = ["generate", "x", "--model", model, "--device", "cpu", "-o", str(Path(model) / "never.npz")]
+    place = {"WORLD_SIZE": "2", "RANK": str(rank), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+    own = {**os.environ, **place, "PYTHONPATH": os.pathsep.join(folder for folder in sys.path if folder)}
+    return subprocess.Popen([sys.executable, "-m", "twinreel", *words], stderr=subprocess.PIPE, text=True, env=own)
+
+
+def test_a_process_that_waits_for_the_others_hears_signals(model: str) -> None:
+    with waiting(model, 0, free_port()) as first, waiting(model, 1, free_port()) as second:
+        assert first.stderr is not None
+        assert any("rank 0 waits at" in line for line in first.stderr)  # and rank 1 has as long to get there
+        for process, number in ((first, signal.SIGINT), (second, signal.SIGTERM)):
+            process.send_signal(number)
+            start = time.monotonic()
+            _, told = process.communicate(timeout=MOST)
+            assert process.returncode == 128 + number, told
+            assert time.monotonic() - start < MOST and "it ended where it stood" in told, told
+
+
+def test_a_meeting_place_that_is_taken_is_named(model: str) -> None:
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        listener.listen()
+        with waiting(model, 0, str(listener.getsockname()[1])) as process:
+            _, told = process.communicate(timeout=MOST)
+    assert process.returncode == 3 and "in use" in told and "name another MASTER_PORT" in told, told

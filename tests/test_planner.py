@@ -8,7 +8,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Callable
-from contextlib import nullcontext
+from contextlib import closing, nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -291,7 +291,44 @@ def test_of_several_ranks_one_is_planned_and_said_to_be(
     assert told["stages"]["denoise"]["work"] < alone["stages"]["denoise"]["work"]
 
 
+@pytest.mark.parametrize(
+    ("given", "told"),
+    [
+        ({"gpus": 2}, "2: sp 2, tp 1 (auto: rows over all ranks); conditioner split over 2 (auto: less memory, "),
+        ({"gpus": 2, "tp": 2, "conditioner": "whole"}, "2: sp 1, tp 2 (asked for); conditioner whole on each (asked"),
+        ({"gpus": 2, "conditioner": "fsdp"}, "conditioner fsdp (asked for); attend plain (auto: "),
+        ({}, None),
+    ],
+    ids=str,
+)
+def test_the_ranks_to_come_are_told_as_the_engine_tells_them(
+    given: dict[str, Any], told: str | None, tiny_all: Path
+) -> None:
+    facts = plan_request(REQUESTS[0], EngineConfig(model=str(tiny_all), device="cpu", **given))
+    assert (told or "") in in_words(facts).get("ranks", "") and ("ranks" in in_words(facts)) == (told is not None)
+
+
+def test_a_plan_has_the_topology_of_the_run(tiny_all: Path) -> None:
+    config = EngineConfig(model=str(tiny_all), device="cpu", gpus=2, threads=1)
+    with closing(Engine(config)) as engine:
+        assert plan_request(REQUESTS[0], config)["topology"] == engine.describe()["topology"]
+
+
 def test_memory_that_was_given_is_planned_with(tiny_all: Path) -> None:
     config = EngineConfig(model=str(tiny_all), device="cpu", host_memory=2)
     facts = plan_request(REQUESTS[0], config)
     assert facts["memory"]["why"][-1].endswith("2.00 GiB given") and "2.00 GiB given" in in_words(facts)["fits"]
+
+
+def test_a_launchers_processes_are_planned_as_its_ranks(tiny_all: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    request, config = Request("A bell.", duration=0.9), EngineConfig(model=str(tiny_all), device="cpu")
+    asked = plan_request(request, replace(config, gpus=2))
+    place = {"WORLD_SIZE": 2, "RANK": 1, "LOCAL_RANK": 1, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": 1}
+    for name, value in place.items():
+        monkeypatch.setenv(name, str(value))
+    found = plan_request(request, config)
+    assert found["topology"]["ranks"] == 2 and found["topology"] == asked["topology"]
+    assert found["memory"]["setting"] == asked["memory"]["setting"]
+    monkeypatch.setenv("WORLD_SIZE", "3")
+    with pytest.raises(ConfigError, match="gpus: got 3; it must divide the 2 heads"):
+        plan_request(request, config)

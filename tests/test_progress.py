@@ -41,6 +41,7 @@ def test_a_step_says_calls_pace_and_time_left():
     assert line(Event("load", 3, 7, 0.03, 0.04, "dit")) == "load: part 3/7 (dit)", "too quick for a pace"
     assert [line(Event("start", done, 1, 3.5)) for done in (0, 1)] == ["starting", "started in 3.5 s"]
     assert line(Event("decode", 17, 124, 3.4, None, "frames")) == "decode: frame 17/124, 0.2 s each"
+    assert [line(Event("decode", 0, total, 0.0)) for total in (124, 1)] == ["decode, 124 frames", "decode, sound alone"]
 
 
 def test_lines_are_few_and_end_with_the_last_unit():

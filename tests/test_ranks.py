@@ -107,6 +107,12 @@ def test_tiles_over_ranks_are_bit_equal(pool: Pool) -> None:
     assert all(made == alone for made, _ in results)
 
 
+def test_who_has_no_tile_waits_longer_than_a_collective_may_take(pool: Pool) -> None:
+    if pool.world > 2:
+        pytest.skip("alike for any number of ranks")
+    assert pool.run(rank_parts.slow_first, 1.0) == [[5.0] * 3] * pool.world
+
+
 def test_the_conditioner_over_ranks(pool: Pool, wide: str) -> None:
     if pool.world in (4, 7):
         pytest.skip("2 and 8 ranks stand for the others")

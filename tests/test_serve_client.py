@@ -241,3 +241,18 @@ def test_the_command_line(site: Running, tmp_path: Path, capsys: pytest.CaptureF
     assert main(["generate", "A bell.", "--server", site.url, "--device", "cpu", "-o", str(tmp_path / "x.mp4")]) == 3
     assert main(["serve", "--host", "0.0.0.0", "--data", str(tmp_path / "d")]) == 3
     assert "api-key-file" in capsys.readouterr().err
+
+
+def test_a_launchers_processes_do_not_all_ask_a_server(
+    site: Running, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    place = {"WORLD_SIZE": 2, "RANK": 0, "LOCAL_RANK": 0, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": 1}
+    for name, value in place.items():
+        monkeypatch.setenv(name, str(value))
+    before = site.service.jobs.ids()
+    assert main(["generate", "A bell.", "--server", site.url, "-o", str(tmp_path / "x.mp4")]) == 3
+    assert "--server\n  is for one process, and WORLD_SIZE says 2" in capsys.readouterr().err
+    assert site.service.jobs.ids() == before
+    for words in (["serve", "--data", str(tmp_path / "d")], ["bench", "ops"], ["quantize", "a", "b"], ["validate"]):
+        assert main(words) == 3
+        assert f"{words[0]}\n  is for one process, and WORLD_SIZE says 2" in capsys.readouterr().err

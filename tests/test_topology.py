@@ -16,7 +16,7 @@ from twinreel.launch import Seat, seat
 from twinreel.parallel import Axis, Parallel
 from twinreel.parallel.mesh import Mesh
 from twinreel.parallel.ulysses import PLAIN, Relayout, Ulysses
-from twinreel.topology import AUTO_CPU, Sizes, choose_mesh, choose_variant, num_ranks, settle_variant
+from twinreel.topology import AUTO_CPU, Sizes, choose_mesh, choose_variant, foresee, num_ranks, settle_variant
 
 GIB = 1 << 30
 DIT = 38 * GIB  # the released DiT in bf16 without the projections that become tables
@@ -113,6 +113,10 @@ def test_auto_takes_the_fastest_that_works_on_cuda_and_says_what_it_passed_over(
         kernels,
         "auto",
     )
+    assert foresee(Mesh(sp=2, text=2), tried, {"sp, tp": "asked for"}) == {
+        "ranks": 2, "sp": 2, "tp": 1, "conditioner": 2, "attend": "overlapped",
+        "why": {"sp, tp": "asked for", "attend": "auto; the ranks try it at start-up, else packed"},
+    }  # fmt: skip
     alone = Parallel(Axis("sp", size=2), Axis("tp"), control=Once("control", size=2))
     parallel, settled = settle_variant(tried, alone, on_gpu, Seat(0, 2, 0, 1))
     assert (settled.name, settled.pushed, settled.chunks) == ("packed", False, 1)

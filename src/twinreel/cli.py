@@ -315,11 +315,9 @@ def summary(report: dict[str, Any]) -> str:
     from .progress import spoken
 
     plan = report["plan"]
-    size = "x".join(str(side) for side in plan["canvas"])
     spent = sum(record["seconds"] for record in report["stages"].values())
     facts = [
-        size,
-        length(report),
+        content(report),
         f"{plan['steps']} steps = {counted(plan['calls'], 'call')}" + skipped(report),
         f"seed {plan['seed']}",
         f"made in {spoken(spent)}",
@@ -327,14 +325,16 @@ def summary(report: dict[str, Any]) -> str:
     return f"{report['path']}: {', '.join(facts)}"
 
 
-def length(report: dict[str, Any]) -> str:
-    """`124 frames (5.17 s)`, or what --exact-seconds has left of them: `120 frames (5.00 s, cut from 124)`."""
-    plan = report["plan"]
+def content(report: dict[str, Any]) -> str:
+    """`1344x768, 124 frames (5.17 s)`, what --exact-seconds has left of them: `1344x768, 120 frames (5.00 s, cut from
+    124)`, or `sound alone (5.17 s)`."""
+    plan, written = report["plan"], report.get("written", {})
     made, seconds, cut = plan["frames"], plan["seconds"], ""
-    kept = report.get("written", {}).get("frames") or made  # a file of sound alone has none
+    if (kept := written.get("frames", made)) == 0:
+        return f"sound alone ({written['seconds']['sound']:.2f} s)"
     if kept != made:
-        seconds, cut = report["written"]["seconds"]["picture"], f", cut from {made}"
-    return f"{kept} frames ({seconds:.2f} s{cut})"
+        seconds, cut = written["seconds"]["picture"], f", cut from {made}"
+    return f"{'x'.join(map(str, plan['canvas']))}, {kept} frames ({seconds:.2f} s{cut})"
 
 
 def skipped(report: dict[str, Any]) -> str:
@@ -375,13 +375,16 @@ def run_tool(command: Compare | Validate | Quantize) -> int:
 
 def doctor(command: Doctor) -> int:
     """`twinreel doctor`: every choice, what it would be on this machine, and why. Loads no weight."""
-    from .doctor import examine
+    from .doctor import choices, examine
 
-    facts = examine(command.engine.build(), command.output)
+    facts = examine(command.output)
+    if not command.report.json:
+        show(facts)  # before the choices: a configuration that is refused takes nothing away from it
+    chosen = {"choices": choices(command.engine.build())}
     if command.report.json:
-        put({"ok": True, **facts})
+        put({"ok": True, **facts, **chosen})
     else:
-        show(facts)
+        show(chosen)
     return 0
 
 

@@ -35,24 +35,21 @@ ENCODERS: Mapping[str, tuple[str, str]] = {
 DECODERS = ("h264", "hevc", "vp9", "av1", "mpeg4", "prores", "aac", "mp3", "opus", "vorbis", "flac", "pcm_s16le")
 
 
-def examine(config: EngineConfig, output: Path = Path("out.mp4")) -> dict[str, Any]:
-    """Machine, library versions, what is missing, `Engine.describe()` for `config`, and the free space beside `output`.
+def examine(output: Path = Path("out.mp4")) -> dict[str, Any]:
+    """What is here whatever is asked for: machine, library versions, what is missing, the free space beside `output`."""
+    from .output.report import versions
 
-    Raises ConfigError or CheckpointError.
-    """
+    return {"machine": machine() | {"disk": disk(output)}, "versions": versions(), "parts": parts() | codecs()}
+
+
+def choices(config: EngineConfig) -> dict[str, Any]:
+    """`Engine.describe()` for `config`. Raises ConfigError or CheckpointError."""
     from contextlib import closing
 
     from .engine import Engine
-    from .output.report import versions
 
     with closing(Engine(config)) as engine:
-        choices = engine.describe()
-    return {
-        "machine": machine() | {"disk": disk(output)},
-        "versions": versions(),
-        "parts": parts() | codecs(),
-        "choices": choices,
-    }
+        return engine.describe()
 
 
 def machine() -> dict[str, Any]:

@@ -225,6 +225,7 @@ class Engine:
             )
 
     def _gate(self) -> None:
+        self.parts.parallel.every.meet()
         self._agree(None)
 
     def _agree(self, velocity: Rows | None) -> list[str]:

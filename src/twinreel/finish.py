@@ -101,7 +101,7 @@ class Keeping:
                     self.path.unlink(missing_ok=True)
                 except OSError as refusal:
                     self.left = f"latents: {self.path} is done with, and stays ({refusal.strerror or refusal})"
-        elif self.path is not None:
+        elif self.path is not None and (self.path.exists() or self._rescued()):
             error.add_note(self._told())
         elif self.fault:
             error.add_note(self.fault)
@@ -111,6 +111,21 @@ class Keeping:
     def _told(self) -> str:
         assert self.path is not None
         return f"the latents are kept in {self.path}; finish with: {self.ending.command(self.path)}"
+
+    def _rescued(self) -> bool:
+        """Whether latents whose file was taken away could be kept elsewhere."""
+        assert self.path is not None
+        self.fault = f"latents: {self.path} was taken away meanwhile"
+        if self._held is not None:
+            self._held.close()
+        try:
+            self._elsewhere()
+        except OSError as error:
+            self.fault += f", and nothing is kept in {tempfile.gettempdir()} ({error.strerror or error})"
+            self.ending.kept("")
+            return False
+        self.ending.kept(self._told())
+        return True
 
     def _beside(self) -> None:
         ending, overwrite = self.ending, self.ending.output.overwrite

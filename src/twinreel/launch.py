@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import atexit
 import os
+import queue
 import re
 import sys
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from .errors import ConfigError
@@ -26,8 +28,12 @@ PATIENCE = 20.0  # seconds a collective of the model may take before its ranks c
 MEETING = 300.0  # seconds for all ranks to be there
 UNHEARD = 5.0  # seconds of waiting for them before that is said
 REMEDY = "a launcher such as torchrun sets it; unset WORLD_SIZE to run alone"
-# NVLink multicast stays off: nothing here gains by it, and a process that dies with it can take the host's GPUs along
-QUIET = {"NCCL_NVLS_ENABLE": "0", "TORCH_SYMM_MEM_DISABLE_MULTICAST": "1", "NVSHMEM_DISABLE_NVLS": "1"}
+QUIET = {
+    # NVLink multicast stays off: nothing here gains by it, and a process that dies with it can take the host's GPUs along
+    "NCCL_NVLS_ENABLE": "0", "TORCH_SYMM_MEM_DISABLE_MULTICAST": "1", "NVSHMEM_DISABLE_NVLS": "1",
+    # a rank of a stuck collective would first write down its history, and then sleep four times as long, for a minute
+    "TORCH_NCCL_DUMP_ON_TIMEOUT": "0", "TORCH_NCCL_WAIT_TIMEOUT_DUMP_MILSEC": "100",
+}  # fmt: skip
 
 
 def wait_asleep() -> None:
@@ -39,7 +45,8 @@ def wait_asleep() -> None:
 
 
 def quiet() -> None:
-    """Keep NVLink multicast off in this process, unless the person has set otherwise; only before the ranks meet."""
+    """No NVLink multicast, and no minute's wait where a collective is stuck, unless the person has set otherwise; only
+    before the ranks meet."""
     for name, value in QUIET.items():
         os.environ.setdefault(name, value)
 
@@ -70,15 +77,17 @@ class Seat:
             torch.cuda.set_device(self.local_rank)  # whose streams the collectives use
 
         if not dist.is_initialized():
-            where: dict[str, Any] = {"init_method": "env://"}
+            where: dict[str, Any] = {"backend": "gloo", "timeout": datetime.timedelta(seconds=MEETING)}
             if self.started_here:
-                where = {"store": self._store(), "rank": self.rank, "world_size": self.world}
+                where |= {"store": self._store(), "rank": self.rank, "world_size": self.world}
             try:
                 with self._waiting():
-                    dist.init_process_group("gloo", timeout=datetime.timedelta(seconds=MEETING), **where)
+                    apart(partial(dist.init_process_group, **where))
             except dist.DistError as error:
                 told = str(error).splitlines()[0][:200]
-                raise ConfigError(f"the {self.world} ranks did not meet ({told}); start all of them") from error
+                taken = "EADDRINUSE" in told or "already in use" in told
+                remedy = "name another MASTER_PORT" if taken else "start all of them"
+                raise ConfigError(f"the {self.world} ranks did not meet ({told}); {remedy}") from error
             if not self.started_here:  # it ends as Python does, by when the groups' threads must be gone
                 atexit.register(leave)
         return join_mesh(mesh, self.rank, strategy, backend=backend, patience=PATIENCE)
@@ -107,6 +116,16 @@ class Seat:
         return TCPStore(address, port, self.world, self.rank == 0, timeout=datetime.timedelta(seconds=MEETING), **more)
 
 
+def apart(work: Callable[[], object]) -> None:
+    """Do `work` in a thread of its own: this one hears signals meanwhile, however long C code waits there."""
+    from .parallel.team import attempt
+
+    done = queue.SimpleQueue[BaseException | None]()
+    threading.Thread(target=lambda: done.put(attempt(work)[1]), daemon=True).start()
+    if (error := done.get()) is not None:
+        raise error
+
+
 def leave() -> None:
     """Leave the process groups, if there are any."""
     import torch.distributed as dist
@@ -128,6 +147,12 @@ def seat(listening: int | None = None, started_here: bool = False) -> Seat | Non
         raise ConfigError(f"MASTER_ADDR: is not set, and WORLD_SIZE is {world}; {REMEDY}")
     _number("MASTER_PORT", None, 1, 65_535)
     return Seat(rank, world, local_rank, local_world, listening, started_here)
+
+
+def stand_alone(what: str) -> None:
+    """Refuse to do `what` in each of a launcher's processes. Raises ConfigError."""
+    if (place := seat()) is not None:
+        raise ConfigError(f"{what}: is for one process, and WORLD_SIZE says {place.world}; start it without a launcher")
 
 
 def _number(name: str, default: int | None, low: int, high: int | None = None) -> int:

@@ -36,7 +36,9 @@ def line(event: Event) -> str:
     note = f" ({event.note})" if event.note and event.note != plural else ""
     begun, ended = SPOKEN.get(event.stage, (event.stage, f"{event.stage}: done in"))
     if event.done == 0:
-        return f"{event.stage}, {event.total} {plural}{note}" if event.stage in UNITS else f"{begun}{note}"
+        alone = (event.stage, event.total) == ("decode", 1)  # a picture has more frames
+        counted = "sound alone" if alone else f"{event.total} {plural}"
+        return f"{event.stage}, {counted}{note}" if event.stage in UNITS else f"{begun}{note}"
     if event.done == event.total:
         counted = ended if event.total == 1 else f"{event.stage}: {event.total} {plural} in"
         return f"{counted} {spoken(event.seconds)}{note}"

@@ -15,7 +15,7 @@ from multiprocessing import Pipe
 from multiprocessing.connection import Connection, wait
 from typing import Any
 
-from .launch import MEETING, environment
+from .launch import MEETING, PATIENCE, environment
 from .stopping import held_back
 from .watch import Boundary, Watch
 
@@ -77,13 +77,15 @@ class Ranks:
         `watch` and `boundary` are called here with what rank 0 tells. Raises the error that all ranks agreed on; the
         cause of any other, after which the ranks are started anew; RankLost. Each has a note of latents that are kept.
         """
-        if any(member.process.poll() is not None for member in self._members):
-            self.close()  # one has gone since the last run, which costs this one nothing but time
+        folder = os.getcwd()
+        gone = any(member.process.poll() is not None for member in self._members)
+        if gone or len(self._members) < self._count:  # since the last run, or while they were started after it
+            self.close()  # which costs this one nothing but time
             self._start()
         self._await_ready()
         self._runs, self._kept = self._runs + 1, ""
         try:
-            return self._carried_out(order, watch, boundary)
+            return self._carried_out(folder, order, watch, boundary)
         finally:
             self._running = None
             if self._waiting:  # the caller has left: end the run, or the ranks
@@ -92,13 +94,13 @@ class Ranks:
             if error is not None and self._kept and self._kept not in getattr(error, "__notes__", ()):
                 error.add_note(self._kept)
 
-    def _carried_out(self, order: tuple[Any, ...], watch: Watch, boundary: Boundary | None) -> Any:
+    def _carried_out(self, folder: str, order: tuple[Any, ...], watch: Watch, boundary: Boundary | None) -> Any:
         self._waiting = {member.rank for member in self._members}
         for member in self._members:
             member.heard = time.monotonic()
         try:
             for member in self._members:
-                put(member.line, ("run", self._runs, os.getcwd(), order, boundary is not None))
+                put(member.line, ("run", self._runs, folder, order, boundary is not None))
             self._running = self._runs  # not before: a signal's cancel must not cut an order in two
             return self._listen(watch, boundary)
         except (EOFError, OSError) as error:
@@ -214,6 +216,9 @@ class Ranks:
         hushed = {rank: seconds for rank, seconds in hushed.items() if seconds > HUSH}
         if isinstance(error, RankLost) and not lost:
             return error
+        if hushed and set(lost.values()) == {-signal.SIGABRT}:  # NCCL ends who waits too long for them
+            words |= {rank: f"ended by {ending(code)}" for rank, code in lost.items()}
+            lost = {}
         if lost or hushed:
             reasons = [f"rank {rank} ended by {ending(code)}" for rank, code in lost.items()]
             reasons += [f"rank {rank} gave no sign of life for {seconds:.0f} s" for rank, seconds in hushed.items()]
@@ -262,7 +267,6 @@ class Ranks:
                 "WORLD_SIZE": self._count, "LOCAL_WORLD_SIZE": self._count,
                 "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": listener.getsockname()[1],
                 "PYTHONPATH": os.pathsep.join(path for path in sys.path if path),
-                "TORCH_NCCL_DUMP_ON_TIMEOUT": 0,  # a stuck rank would first write its history, for as long again
             }  # fmt: skip
             for rank in range(self._count):
                 self._members.append(self._start_rank(rank, listener.fileno(), variables))
@@ -317,8 +321,11 @@ def ending(code: int) -> str:
     """How a process ended, in words."""
     if code >= 0:
         return f"exit code {code}"
-    killed = " (killed from outside; often the system was out of memory)" if code == -signal.SIGKILL else ""
-    return f"signal {signal.Signals(-code).name}{killed}"
+    often = {
+        signal.SIGKILL: " (killed from outside, often because the system was out of memory)",
+        signal.SIGABRT: f" (often because an exchange between ranks took more than {PATIENCE:.0f} s)",
+    }
+    return f"signal {signal.Signals(-code).name}{often.get(signal.Signals(-code), '')}"
 
 
 def put(line: Connection, message: Any) -> None:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from .config import Choices, EngineConfig, check_config, check_one_device, cuda_number, resolve
 from .errors import ConfigError
-from .launch import PATIENCE, Seat
+from .launch import PATIENCE, Seat, seat
 from .machine import cuda_memory
 from .precision import check_weights, parse_precision, running
 from .spec import DiTSpec, Spec
@@ -56,22 +57,24 @@ SETTLED = (
 )  # fmt: skip
 
 
-def check_choices(config: EngineConfig, spec: Spec) -> int | None:
+def check_choices(config: EngineConfig, spec: Spec) -> tuple[int | None, dict[str, Any] | None]:
     """Refuse what every engine of `config` would refuse on this machine: the one check of `plan` and `serve`, which build
     none. Starts no process and reads no weight; loads torch only for choices that need it.
 
-    Returns the CUDA device of the first rank, None for the CPU. Raises ConfigError.
+    Returns the CUDA device of the first rank, None for the CPU, and of several ranks the topology to come. Raises
+    ConfigError.
     """
     check_config(config)
     check_weights(config.precision, spec.dit, config.residency)
-    number = cuda_number(config.device, len(cuda_memory()))
-    if any(getattr(config, item.name) != item.default for item in fields(config) if item.name not in SETTLED):
-        count = num_ranks(config, None)
-        mesh, _ = choose_mesh(config, count, sizes_of(spec, config))
+    number, place, topology = cuda_number(config.device, len(cuda_memory())), seat(), None
+    if place or any(getattr(config, item.name) != item.default for item in fields(config) if item.name not in SETTLED):
+        count = num_ranks(config, place)
+        mesh, why = choose_mesh(config, count, sizes_of(spec, config))
         last = Seat(count - 1, count, count - 1, count) if count > 1 else None
-        choices = resolve(config, spec.dit.head_dim, last)
-        choose_variant(config, mesh, choices, spec.dit)
-    return number
+        choices = resolve(config, spec.dit.head_dim, place or last)
+        variant = choose_variant(config, mesh, choices, spec.dit)
+        topology = foresee(mesh, variant, why) if count > 1 else None
+    return number, topology
 
 
 def num_ranks(config: EngineConfig, place: Seat | None) -> int:
@@ -245,6 +248,13 @@ def open_board(parallel: Parallel, device: torch.device, local_ranks: int) -> tu
     problems = control.tell_all(problem)
     problem = next((said for said in problems if said), None)
     return (None, problem) if problem else (board, None)
+
+
+def foresee(mesh: Mesh, variant: Variant, why: Mapping[str, str]) -> dict[str, Any]:
+    """What `describe()` will have as `topology`, as far as it is known before the ranks have met."""
+    fallback = "" if variant.named else ", else packed"
+    untried = f"; the ranks try it at start-up{fallback}" if variant.pushed else ""
+    return describe_mesh(mesh, variant.name) | {"why": {**why, "attend": variant.why + untried}}
 
 
 def describe_mesh(mesh: Mesh, attend: str) -> dict[str, Any]:

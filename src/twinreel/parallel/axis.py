@@ -20,7 +20,7 @@ class Axis:
     """One axis of the device mesh: its name, its number of ranks, this process's rank and the process group.
 
     `group=None` with several ranks is torch.distributed's default group. Results are the same on every rank. `meter`
-    measures what the collectives cost.
+    measures what the collectives cost. `patient`: the same ranks over a group whose collectives may take minutes.
     """
 
     name: str
@@ -28,6 +28,7 @@ class Axis:
     rank: int = 0
     group: Any = None
     meter: Meter | None = None
+    patient: Axis | None = None
 
     def __post_init__(self) -> None:
         if self.size < 1 or not 0 <= self.rank < self.size:
@@ -119,6 +120,12 @@ class Axis:
         values: list[Any] = [None] * self.size
         dist.all_gather_object(values, value, group=self.group)
         return values
+
+    def meet(self) -> None:
+        """Return once every rank is here. Before a collective that has seconds, where one rank had work alone: kernels that
+        are compiled for the first time may take it longer."""
+        if self.patient is not None:
+            self.patient.tell_all(None)
 
     def from_first(self, value: Any) -> Any:
         """Rank 0's picklable value; what the others pass is dropped. The group must be one of CPU tensors."""

@@ -49,6 +49,7 @@ def join_mesh(mesh: Mesh, rank: int, strategy: Strategy, *, backend: str, patien
     import torch.distributed as dist
 
     meter = Meter()
+    control = Axis("control", mesh.size, rank) if mesh.size > 1 else Axis("control")
 
     def axis(name: str) -> Axis:
         mine = Axis(name)
@@ -56,12 +57,13 @@ def join_mesh(mesh: Mesh, rank: int, strategy: Strategy, *, backend: str, patien
             if len(members) > 1:  # every rank takes part in making every group
                 group: Any = dist.new_group(members, timeout=timedelta(seconds=patience), backend=backend)
                 if rank in members:
-                    mine = Axis(name, len(members), members.index(rank), group, meter)
+                    patient = control if len(members) == mesh.size else None
+                    mine = Axis(name, len(members), members.index(rank), group, meter, patient)
         return mine
 
     axes = {name: axis(name) for name in ("sp", "tp", "text", "stored", "every")}
     return replace(
         Parallel(axes["sp"], axes["tp"], strategy, axes["text"], axes["every"]),
         stored=axes["stored"],
-        control=Axis("control", mesh.size, rank) if mesh.size > 1 else Axis("control"),
+        control=control,
     )

@@ -171,8 +171,10 @@ def deal(make: Callable[[int], Tensor], sizes: Sequence[int], axis: Axis, device
             made = make(job) if job < len(sizes) else None
             assert made is None or made.dtype == torch.float32, made
             shape = list(made.shape[1:]) if made is not None else shape
-            if not first and len(sizes) < axis.size:  # some ranks have nothing to tell its shape by
-                shape = _told(shape, axis, device)
+            if not first:
+                axis.meet()
+                if len(sizes) < axis.size:  # some ranks have nothing to tell its shape by
+                    shape = _told(shape, axis, device)
             padded = torch.zeros(max(sizes), *shape, device=device)
             if made is not None:
                 padded[: len(made)] = made

@@ -32,13 +32,15 @@ from ..weights.tokenizer import Tokenizer, load_tokenizer
 
 @dataclass(frozen=True)
 class Door:
-    """What requests are checked against before a weight is read; `device` is the number of a CUDA device."""
+    """What requests are checked against before a weight is read; `device` is the number of a CUDA device, `topology` that
+    of several ranks."""
 
     config: EngineConfig
     checkpoint: Checkpoint
     spec: Spec
     device: int | None
     tokenizer: Tokenizer
+    topology: Mapping[str, Any] | None = None
 
     def check(
         self, request: Request, sources: Sequence[Source] | None = None
@@ -82,8 +84,11 @@ def open_door(config: EngineConfig, weights: bool = True) -> Door:
     check_config(config)
     checkpoint = locate(model_folder(config), config.components, weights=weights)
     spec = read_spec(checkpoint)
-    number = check_choices(config, spec)
-    return Door(config, checkpoint, spec, number, load_tokenizer(checkpoint.folders["tokenizer"], spec.text))
+    number, topology = check_choices(config, spec)
+    if topology is not None:
+        config = replace(config, gpus=topology["ranks"])  # a launcher's processes are as many
+    tokenizer = load_tokenizer(checkpoint.folders["tokenizer"], spec.text)
+    return Door(config, checkpoint, spec, number, tokenizer, topology)
 
 
 def plan_request(request: Request, config: EngineConfig) -> dict[str, Any]:
@@ -108,6 +113,7 @@ def plan_request(request: Request, config: EngineConfig) -> dict[str, Any]:
         judged["why"].append(f"host_memory: {need} needed at most, {_size(config.host_memory * GIB)} given")
     return {
         "model": str(checkpoint.path),
+        "topology": door.topology,
         "plan": facts,
         "prompt": {"characters": len(plan.prompt), "tokens": tokens},
         "references": [_condition(row, plan, i) for i, row in enumerate(plan.conditions)],
@@ -143,6 +149,8 @@ def in_words(facts: Mapping[str, Any]) -> dict[str, Any]:
         frames = f", {reference['frames']} frames" if reference.get("frames", 1) > 1 else ""
         sound = f", {reference['samples'] / reference['rate']:.2f} s of sound" if "samples" in reference else ""
         told[reference["field"]] = f"{reference['kind']}{size}{frames}{sound}"
+    if facts["topology"] is not None:
+        told["ranks"] = _ranks(facts["topology"])
     setting = memory["setting"]
     kept = f"{setting['residency']} ({memory['chosen']['residency']}); AdaLN {setting['adaln']}"
     rows_at_once = f"{setting['row_chunk']:,} at a time" if setting["row_chunk"] else "all at once"
@@ -154,6 +162,15 @@ def in_words(facts: Mapping[str, Any]) -> dict[str, Any]:
     verdict = {True: "yes", False: "no", None: "unknown"}[memory["fits"]]
     told["fits"] = f"{verdict}; {'; '.join(memory['why'])}"
     return told
+
+
+def _ranks(topology: Mapping[str, Any]) -> str:
+    """What `describe()` has as `topology`, on a line."""
+    text, why = topology["conditioner"], topology["why"]
+    kept = {1: "whole on each", "fsdp": "fsdp"}.get(text, f"split over {text}")
+    rows, attend = f"sp {topology['sp']}, tp {topology['tp']}", f"attend {topology['attend']}"
+    told = {"sp, tp": rows, "conditioner": f"conditioner {kept}", "attend": attend}
+    return f"{topology['ranks']}: " + "; ".join(f"{words} ({why[name]})" for name, words in told.items())
 
 
 def _size(value: float) -> str:

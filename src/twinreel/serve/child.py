@@ -86,7 +86,7 @@ class Child:
         if code < 0:
             how = f"signal {signal.Signals(-code).name}"
             if code == -signal.SIGKILL:
-                how += " (killed from outside; often the system was out of memory)"
+                how += " (killed from outside, often because the system was out of memory)"
         last = next((word for word in reversed(self._words) if word.strip()), "")
         return f"{how}; its last words: {last.strip()[:SHOWN]}" if last else how
 

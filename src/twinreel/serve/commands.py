@@ -6,6 +6,7 @@ import sys
 from typing import TYPE_CHECKING, Any
 
 from ..errors import ConfigError, RequestError
+from ..launch import stand_alone
 from ..output import OutputOptions, check_output
 from .door import check_engine
 from .options import first_line
@@ -29,6 +30,7 @@ def serve(command: Serve) -> int:
         print("twinreel: listening; Ctrl-C ends it", file=sys.stderr)
         print(address, flush=True)  # once: a terminal shows both streams, a program reads this one
 
+    stand_alone("serve")
     config = command.engine.build()
     if config.allow_remote:
         raise ConfigError("--allow-remote: a server fetches from named hosts only; give --remote-hosts")
@@ -43,6 +45,7 @@ def generate(command: Generate) -> dict[str, Any]:
     from ..progress import progress
     from .client import Client
 
+    stand_alone("--server")
     output = command.writing.build()
     if command.engine != EngineFlags():
         raise ConfigError("--server: the engine's flags are the server's to set; leave them out")

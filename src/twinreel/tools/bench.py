@@ -19,6 +19,7 @@ from ..complaint import explain
 from ..config import VAE_ENCODES, EngineConfig, resolve, set_flags
 from ..errors import ConfigError, RequestError, TwinreelError
 from ..flag_words import as_flags, check_idle, check_positive, each_once, parse_size
+from ..launch import stand_alone
 from ..limits import PROMPT_CHARACTERS, shown
 from ..precision import check_weights, parse_precision
 from ..stopping import stoppable
@@ -185,6 +186,7 @@ def main(words: Sequence[str] | None = None) -> int:
 def perform(words: Sequence[str]) -> int:
     """Run the bench that `words` ask for. Raises ConfigError for what this machine or these sizes cannot do, RequestError
     for a request that no model would run."""
+    stand_alone("bench")
     if list(words[:1]) == ["scaling"]:
         from . import bench_scaling
 

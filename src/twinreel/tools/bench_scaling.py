@@ -4,9 +4,11 @@ Each case is `MESH[:VARIANT][:WHAT]`: `sp1`, `sp2:plain`, `sp4:overlapped`, `sp2
 `sp4:whole-balanced`, `sp8:share`. `sp1` is the call of one rank on every card that the cases use, all at once: a pair is
 as fast as its slower card. A share is what one rank of a mesh computes in a call, on one card, with nothing sent: what
 the mesh would take if the exchange cost nothing. What OUT.json holds is not measured again, so a run can be cut into
-pieces. `times` and `ceiling` come from the file, so cases can be measured in any order; velocities are compared with
-those of `sp1` only where it was measured before. On a CPU the cards are processes that share its cores: there the
-figures show that a case runs, not what it brings, and a ceiling may be above the number of ranks.
+pieces; but `sp1` is, on all of them, when the cases use more cards than it had, and so is what failed. One run at a time
+has OUT.json. `times` and `ceiling` come from the file, so cases can be measured in any order; velocities are compared
+with those of `sp1` only where it was measured before, and they still lie beside the file. On a CPU the cards are
+processes that share its cores: there the figures show that a case runs, not what it brings, and a ceiling may be above
+the number of ranks.
 """
 
 from __future__ import annotations
@@ -36,7 +38,7 @@ from ..spec import Spec
 from ..topology import Sizes as Heads
 from ..topology import choose_mesh, choose_variant
 from .bench import Flags, refusing
-from .scaling_record import Case, Record, base_path, each_card, parse_case, read_base
+from .scaling_record import Case, Record, base_path, each_card, held, parse_case, read_base
 from .workers import follow, start
 
 # sp, tp; that of three ranks is for the bundled model
@@ -48,8 +50,8 @@ CALLS = 49
 
 @dataclass(frozen=True)
 class Settings:
-    """What is alike for all cases. shape: as `shape_spec` has them. base: the file of one rank's velocities. alike: what
-    figures of one file have in common, by name."""
+    """What is alike for all cases. shape: as `shape_spec` has them. base: the file of one rank's velocities. rows: shapes
+    of its `video` and `audio`. alike: what figures of one file have in common, by name."""
 
     shape: str
     device: str
@@ -61,6 +63,7 @@ class Settings:
     seconds: float
     calls: int
     base: str
+    rows: dict[str, tuple[int, int]]
     alike: dict[str, Any]
 
 
@@ -82,14 +85,13 @@ def parser() -> Flags:
     """The flags."""
     flags = Flags(prog="twinreel bench scaling", description=__doc__)
     flags.add_argument("out", type=Path, help="JSON file to write, and to go on from")
-    flags.add_argument(
-        "--only", help="cases, comma-separated; default all that can run here; on a CPU of as many ranks as cores"
-    )
+    default = "all that can run here; on a CPU of at most as many ranks as cores or, where it is given, as --gpus says"
+    flags.add_argument("--only", help=f"cases, comma-separated; default {default}")
     flags.add_argument(
         "--shape", choices=("released", "bundled", "tiny", "wide"), default="released", help="sizes of the model"
     )
     flags.add_argument("--device", choices=("cuda", "cpu"), default="cuda", help="a CPU shows that it runs")
-    flags.add_argument("--gpus", type=int, help="use no more than so many")
+    flags.add_argument("--gpus", type=int, help="use no more than so many; on a CPU, ranks, even if it has fewer cores")
     flags.add_argument("--frames", type=int, default=124, help="of the clip")
     flags.add_argument("--size", help="WxH; default 1344x768, or the smaller models' own")
     flags.add_argument("--text", type=int, default=300, help="prompt rows")
@@ -113,11 +115,13 @@ def main(words: Sequence[str]) -> int:
     with redirect_stdout(sys.stderr) if flags.json else nullcontext():
         with refusing(vars(flags), seen):
             cases, settings, left_out = prepare(flags)
-        record = Record(flags.out, settings.alike)
-        read_base(Path(settings.base))
-        for line in left_out:
-            print(f"bench scaling: {line}")
-        measure(cases, settings, record, flags)
+        with held(flags.out):
+            record = Record(flags.out, settings.alike)
+            if not read_base(Path(settings.base), settings.alike, settings.rows) and record.has("sp1"):
+                left_out.append(f"velocities of sp1 are gone from {settings.base}; calls are not compared without them")
+            for line in left_out:
+                print(f"bench scaling: {line}")
+            measure(cases, settings, record, flags)
     print(json.dumps({"bench": "scaling", **record.values}))
     return 1 if record.failed else 0
 
@@ -164,7 +168,7 @@ def prepare(flags: argparse.Namespace) -> tuple[list[Case], Settings, list[str]]
     from .random_weights import check_room, shape_spec
 
     spec, sizes = shape_spec(flags.shape), Sizes(flags.frames, size, flags.text)
-    plan, _ = plan_of(sizes, spec)
+    plan, layout = plan_of(sizes, spec)
     config = EngineConfig(device=flags.device, ops=flags.ops, attention=flags.attention)
     choices = resolve(config, spec.dit.head_dim)
     cuda = choices.device.type == "cuda"
@@ -186,9 +190,13 @@ def prepare(flags: argparse.Namespace) -> tuple[list[Case], Settings, list[str]]
         "ops": choices.ops.name, "attention": describe(choices.ops)["attention"], "torch": torch.__version__,
     }  # fmt: skip
     base = str(base_path(flags.out))
+    rows = {
+        "video": (len(layout.video_indices), spec.dit.video_row),
+        "audio": (len(layout.audio_indices), spec.dit.audio_channels),
+    }
     settings = Settings(
         flags.shape, flags.device, flags.frames, size, flags.text, flags.ops, flags.attention, flags.seconds, calls,
-        base, alike,
+        base, rows, alike,
     )  # fmt: skip
     return cases, settings, left_out
 

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import ConfigError, RequestError
+from ..launch import stand_alone
 from ..limits import counted, shown
 from ..tool_flags import Compare, Quantize, Validate
 from ..watch import Event
@@ -43,6 +44,7 @@ def run_compare(command: Compare) -> Outcome:
 
 def run_quantize(command: Quantize) -> Outcome:
     """`twinreel quantize`. Raises RequestError, ConfigError, CheckpointError."""
+    stand_alone("quantize")
     from ..weights.quantize import quantize
 
     def tell(path: str) -> None:
@@ -55,6 +57,7 @@ def run_quantize(command: Quantize) -> Outcome:
 
 def run_validate(command: Validate) -> Outcome:
     """`twinreel validate` in its three forms. Raises RequestError, ConfigError and what engines raise."""
+    stand_alone("validate")
     base, requests = _base(command), _requests(command)
     test = parse_setup(command.test, base)
     needed = [path for setup in (base, test) for path in setup.reads(requests)]

@@ -167,9 +167,8 @@ class Bench:
         tables = self.weights.tables(self.choices.dtype, parallel)
         tables.prepare([timesteps for timesteps, _ in steps])
         generator = torch.Generator().manual_seed(1)
-        counts = len(layout.text_indices), len(layout.video_indices), len(layout.audio_indices)
-        widths = self.spec.dit.text_dim, self.spec.dit.video_row, self.spec.dit.audio_channels
-        text, video, audio = (torch.randn(*s, generator=generator) for s in zip(counts, widths, strict=True))
+        shapes = (len(layout.text_indices), self.spec.dit.text_dim), *self.settings.rows.values()
+        text, video, audio = (torch.randn(*shape, generator=generator) for shape in shapes)
         call = predictor(dit, tables, text.to(device, self.choices.dtype), part, steps)
         own = Rows(video[part.video], audio[part.audio]).to(device)
         meet = self._together if case.each or case.world > 1 else lambda: None
@@ -224,15 +223,16 @@ class Bench:
         return {"line": line, "seconds": seconds, "peak_gib": peak, "ranks": ranks}
 
     def _compared(self, case: Case, whole: Rows) -> dict[str, Any]:
-        """Hash of the velocities, and their distance to those of one rank where the same settings have been run."""
+        """Hash of the velocities, and their distance to those of one rank where it has been run."""
         if self.rank:
             return {}
         digest = hashlib.sha256(whole.video.numpy().tobytes() + whole.audio.numpy().tobytes()).hexdigest()
         base = Path(self.settings.base)
+        one = read_base(base, self.settings.alike, self.settings.rows)  # what came there meanwhile stays
         if case.world == 1:
-            write_base(base, vars(whole), self.settings.alike)
-        one, settings = read_base(base)
-        told = {"distance_to_one": distance(whole, Rows(**one))} if settings == self.settings.alike else {}
+            one = vars(whole)
+            write_base(base, one, self.settings.alike)
+        told = {"distance_to_one": distance(whole, Rows(**one))} if one else {}
         return {"sha256": digest, **told}
 
     def _vae(self, parallel: Parallel) -> dict[str, Any]:

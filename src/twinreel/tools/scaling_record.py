@@ -1,25 +1,31 @@
 """The files of `bench scaling`: its figures by the names of their cases, and one rank's velocities beside them, both with
-the settings they are of."""
+the settings they are of. One run at a time has them (`held`)."""
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 import re
-from collections.abc import Mapping, Sequence
+import stat
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from ..errors import ConfigError
 from ..flag_words import LARGEST
 from ..limits import shown
-from ..output.placing import replacing
+from ..output.placing import hold, replacing
 from ..small_files import read_small_json, why
 from .targets import Targets, write_whole
 
 PARTS = ("settings", "cases", "errors")
 VARIANTS = ("plain", "packed", "overlapped")
 WHATS = ("call", "share", "vae", "whole", "whole-balanced")
+MOST_TOLD = 12  # settings that a refusal names
+ELSEWHERE = "move it, or give the record another name"
 
 
 @dataclass(frozen=True)
@@ -83,17 +89,16 @@ def parse_case(text: str) -> list[Case]:
 class Record:
     """OUT.json: `settings` of all its figures, `cases` by name, `errors` of those that failed and are tried again.
 
-    Nothing is written before the first `keep`. Raises RequestError where no file can be written, ConfigError where there
-    is one that is no record, or one of other settings.
+    For as long as its files are `held`. Nothing is written before the first `keep`. Raises ConfigError where there is a
+    file that is no record, or one of other settings.
     """
 
     def __init__(self, path: Path, settings: Mapping[str, Any]) -> None:
-        Targets({"out": path}, (), overwrite=True)
         self.path, self.failed, self._begun = path.absolute(), False, path.exists()
         self.values: dict[str, Any] = {"settings": dict(settings), "cases": {}, "errors": {}}
         if self._begun:
             self.values = _read(path)
-            check_same(path, self.values["settings"], settings)
+            check_same(path, "figures", self.values["settings"], settings, "name another file for it")
 
     def has(self, case: str, cards: int = 0) -> bool:
         """Whether it has been measured, on each of so many cards where `cards` says so."""
@@ -116,6 +121,48 @@ class Record:
         except OSError as failure:
             raise ConfigError(f"out: {self.path} could not be written ({why(failure)}); name another file") from failure
         self._begun = True
+
+
+@contextmanager
+def held(out: Path) -> Iterator[None]:
+    """In the block, however it or this process ends, no other run can have the files of the record `out`: each would
+    write its own figures over the other's. A file system that knows no locks refuses nobody.
+
+    Raises RequestError where no file can be written, ConfigError where another run has them.
+    """
+    Targets({"out": out}, (), overwrite=True)
+    lock = _beside(out, "in-use")
+    try:
+        file = _claim(lock)
+    except BlockingIOError:
+        told = f"out: another run is measuring into {out}, as {lock.name} beside it says, and one at a time may"
+        raise ConfigError(f"{told}; wait for that run, end it, or name another file") from None
+    except OSError as error:
+        told = f"out: {lock}, which is to be locked while {out.name} is written, cannot be ({why(error)})"
+        raise ConfigError(f"{told}; {ELSEWHERE}") from None
+    with file:
+        try:
+            yield
+        finally:
+            with suppress(OSError):
+                lock.unlink()
+
+
+def _claim(lock: Path) -> BinaryIO:
+    """`hold` of an empty file, made where there is none. BlockingIOError where it is held, OSError for another file."""
+    while True:
+        number = os.open(lock, os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK, 0o666)
+        try:
+            found = os.fstat(number)
+        finally:
+            os.close(number)
+        if not stat.S_ISREG(found.st_mode) or found.st_size:
+            raise OSError(errno.EEXIST, "it is no empty file", str(lock))
+        with ExitStack() as opened, suppress(FileNotFoundError):  # a run that ends removes it
+            file = opened.enter_context(hold(lock))
+            if os.path.samestat(os.fstat(file.fileno()), os.stat(lock)):
+                opened.pop_all()
+                return file
 
 
 def each_card(results: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
@@ -203,36 +250,58 @@ def _is_time(value: Any) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool) and 1e-9 <= value <= LARGEST
 
 
-def check_same(path: Path, there: Mapping[str, Any], here: Mapping[str, Any]) -> None:
-    """Refuse figures of other settings in one file. Raises ConfigError naming what differs."""
-    names = [name for name in {**here, **there} if there.get(name) != here.get(name)]
-    if names:
-        was, now = (", ".join(f"{name} {values.get(name)}" for name in names) for values in (there, here))
-        raise ConfigError(f"out: {path} has figures of {was}, and this run has {now}; name another file for it")
+def check_same(path: Path, what: str, there: Mapping[str, Any], here: Mapping[str, Any], remedy: str) -> None:
+    """Refuse `what` of other settings in one file; they are alike where their words are. Raises ConfigError naming what
+    differs."""
+    words = [(_said(there, name), _said(here, name)) for name in {**here, **there}]
+    differ = [pair for pair in words if pair[0] != pair[1]][:MOST_TOLD]
+    if differ:
+        was, now = map(", ".join, zip(*differ, strict=True))
+        raise ConfigError(f"out: {path} has {what} of {was}, and this run has {now}; {remedy}")
+
+
+def _said(values: Mapping[str, Any], name: str) -> str:
+    """A setting in words that tell 22 from "22"."""
+    label = name if name.isidentifier() and len(name) < 60 else shown(name)
+    return f"{label} {shown(values[name])}" if name in values else f"no {label}"
 
 
 def base_path(out: Path) -> Path:
     """Where the velocities of one rank lie: `scaling.json` has `scaling.one.safetensors`."""
+    return _beside(out, "one.safetensors")
+
+
+def _beside(out: Path, ending: str) -> Path:
+    """A file of the record's own: of two records that are not the same but for `.json`, it is not the same."""
     path = out.absolute()
-    return path.parent / f"{path.stem}.one.safetensors"
+    return path.parent / f"{path.name.removesuffix('.json')}.{ending}"
 
 
-def read_base(path: Path) -> tuple[dict[str, Any], dict[str, Any]]:
-    """The tensors `video` and `audio` of one rank on the CPU, and their settings; both empty where there is no file.
-
-    Raises ConfigError for a file of anybody else.
+def read_base(path: Path, settings: Mapping[str, Any], rows: Mapping[str, tuple[int, int]]) -> dict[str, Any]:
+    """One rank's velocities `video` and `audio` on the CPU, fp32 [rows, channels] as `rows` says of each; empty where
+    there is no file. Raises ConfigError for a file of anybody else, of other settings and of other tensors than they make.
     """
     from safetensors import SafetensorError, safe_open
 
-    if not path.exists():
-        return {}, {}
     try:
+        if not path.exists():
+            return {}
         with safe_open(path, "pt") as file:
-            settings = json.loads(file.metadata()["scaling"])
-            return {name: file.get_tensor(name) for name in ("video", "audio")}, settings
-    except (OSError, SafetensorError, TypeError, KeyError, ValueError) as error:
-        told = f"out: {path}, where one rank's result belongs, is another file ({why(error)})"
-        raise ConfigError(f"{told}; move it, or give the record another name") from None
+            there = json.loads(file.metadata()["scaling"])
+            tensors = {name: file.get_tensor(name) for name in rows}
+        if not isinstance(there, dict):
+            raise ValueError("its settings have no names")
+    except (OSError, SafetensorError, TypeError, KeyError, ValueError, RecursionError) as error:
+        told = f"out: {path}, where one rank's velocities belong, cannot be read as such ({why(error)})"
+        raise ConfigError(f"{told}; {ELSEWHERE}") from None
+    check_same(path, "velocities", there, settings, ELSEWHERE)
+    for name, x in tensors.items():
+        was, now = f"{x.dtype} {list(x.shape)}", f"torch.float32 {list(rows[name])}"
+        if was != now:
+            raise ConfigError(f"out: {path} has {name} velocities {was}, and this run makes {now}; {ELSEWHERE}")
+        if not x.isfinite().all():
+            raise ConfigError(f"out: {path} has {name} velocities that are not finite; {ELSEWHERE}")
+    return tensors
 
 
 def write_base(path: Path, tensors: Mapping[str, Any], settings: Mapping[str, Any]) -> None:
