@@ -198,7 +198,7 @@ def test_plan_in_words_and_on_the_command_line(tiny_all: Path, tmp_path: Path, c
     assert cli.main([*words, "--json"]) == 0
     facts = json.loads(capsys.readouterr().out)
     assert facts["ok"] and facts["references"][0]["audio_latents"] == 100
-    assert in_words(facts)["steps"] == "50 steps = 49 calls at most, policy every-step"
+    assert in_words(facts)["steps"] == "50 steps = 49 calls, policy every-step"
     assert cli.main(["plan", "a", "--steps", "1"]) == 2
 
 
@@ -332,3 +332,21 @@ def test_a_launchers_processes_are_planned_as_its_ranks(tiny_all: Path, monkeypa
     monkeypatch.setenv("WORLD_SIZE", "3")
     with pytest.raises(ConfigError, match="gpus: got 3; it must divide the 2 heads"):
         plan_request(request, config)
+
+
+@pytest.mark.parametrize(
+    ("policy", "steps", "words", "warned"),
+    [
+        ("reuse", 50, "50 steps = 49 calls, policy reuse, of which it computes 34", None),
+        ("forecast:balanced", 4, "4 steps = 3 calls, policy forecast", "has no meaning for 3 calls"),
+        ("adaptive", 50, "50 steps = 49 calls at most, policy adaptive", None),
+    ],
+)
+def test_how_many_calls_a_policy_makes_is_said(
+    policy: str, steps: int, words: str, warned: str | None, tiny_all: Path
+) -> None:
+    facts = plan_request(
+        Request("A bell.", steps=steps, policy=policy), EngineConfig(model=str(tiny_all), device="cpu")
+    )
+    assert in_words(facts)["steps"].startswith(words)
+    assert [warned in warning for warning in facts["warnings"]] == ([True] if warned else [])

@@ -14,8 +14,8 @@ import pytest
 from jsonschema import validate
 
 from serve_stub import Running, StubRunner, call, content, ended, running, until
-from twinreel.policies.forecast import pattern_skips
 from twinreel.policy_options import PRESETS
+from twinreel.policy_windows import pattern_skips
 from twinreel.request_json import TOP
 from twinreel.serve.intake import FIRST, LAST, NUMBERS, OWN, REFERENCE, TEXTS
 from twinreel.serve.shapes import PICTURE

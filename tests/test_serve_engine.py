@@ -6,6 +6,7 @@ import os
 import signal
 import time
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 
 import numpy as np
@@ -40,9 +41,10 @@ def site(config: EngineConfig, tmp_path_factory: pytest.TempPathFactory) -> Iter
 def test_both_partitions_give_the_bits_of_an_engine_at_home(
     site: Running, config: EngineConfig, tmp_path: Path
 ) -> None:
-    engine, client = Engine(config), Client(site.url)
-    for request in (REF, Request("The sea.", keyframes=(Keyframe(PICTURE),), **SHORT)):
-        expected = engine.generate(request).report["sha256"]
+    client, requests = Client(site.url), (REF, Request("The sea.", keyframes=(Keyframe(PICTURE),), **SHORT))
+    with closing(Engine(config)) as engine:
+        made = [engine.generate(request).report["sha256"] for request in requests]
+    for request, expected in zip(requests, made, strict=True):
         job = client.generate(request, tmp_path / f"{request.resolved_task}.mp4")
         assert {name: job["sha256"][name] for name in expected} == expected
         assert set(job["files"]) == {"video", "audio", "frames", "latents", "report"}

@@ -18,6 +18,7 @@ from ..memory.choose import GIB, NEAR, Asked, Choice, admit, choose, free_memory
 from ..memory.estimate import Setting, estimate
 from ..plan import Plan, describe_plan, make_plan, warn_of_fp8
 from ..policy_options import format_policy, parse_policy
+from ..policy_windows import computed_calls, meaningless
 from ..precision import parse_precision
 from ..presentation import count_tokens
 from ..request import Request, check_request
@@ -93,7 +94,7 @@ def open_door(config: EngineConfig, weights: bool = True) -> Door:
 
 def plan_request(request: Request, config: EngineConfig) -> dict[str, Any]:
     """All that `twinreel plan` prints, as plain values. Raises what `Engine` and its `generate` raise at the door."""
-    policy = format_policy(parse_policy(request.policy))  # before the configuration, as `generate` does
+    policy = parse_policy(request.policy)  # before the configuration, as `generate` does
     door = open_door(config, weights=False)  # before the download, too
     checkpoint, spec, number = door.checkpoint, door.spec, door.device
     plan, tokens, (setting, choice) = door.check(request)
@@ -101,7 +102,8 @@ def plan_request(request: Request, config: EngineConfig) -> dict[str, Any]:
     facts = describe_plan(plan)
     for name in ("conditions", "notes", "warnings"):
         del facts[name]
-    facts["policy"] = policy
+    facts |= {"policy": format_policy(policy), "computed_calls": computed_calls(plan.calls, policy)}
+    idle = meaningless(plan.calls, policy)
     ranks, memory = config.gpus or 1, {"host": host_memory()}
     if number is not None:
         cards = cuda_memory()[number : number + ranks]
@@ -126,7 +128,7 @@ def plan_request(request: Request, config: EngineConfig) -> dict[str, Any]:
             **judged,
         },
         "notes": [*checkpoint.notes, *plan.notes],
-        "warnings": list(plan.warnings),
+        "warnings": [*plan.warnings, *([f"policy: {idle}"] if idle else [])],
     }
 
 
@@ -137,7 +139,7 @@ def in_words(facts: Mapping[str, Any]) -> dict[str, Any]:
         "task": f"{plan['task']} ({plan['partition']} weights of {facts['model']})",
         "canvas": "x".join(map(str, plan["canvas"])),
         "length": f"{plan['frames']} frames = {plan['seconds']:.4f} s",
-        "steps": f"{plan['steps']} steps = {counted(plan['calls'], 'call')} at most, policy {plan['policy']}",
+        "steps": _steps(plan),
         "prompt": f"{facts['prompt']['characters']} characters; {facts['prompt']['tokens']} tokens with the references",
         "rows": f"{rows['total']}: "
         + ", ".join(f"{row['rows']} {row['role']} {row['kind']}" for row in rows["segments"]).replace(
@@ -162,6 +164,13 @@ def in_words(facts: Mapping[str, Any]) -> dict[str, Any]:
     verdict = {True: "yes", False: "no", None: "unknown"}[memory["fits"]]
     told["fits"] = f"{verdict}; {'; '.join(memory['why'])}"
     return told
+
+
+def _steps(plan: Mapping[str, Any]) -> str:
+    computed, calls, policy = plan["computed_calls"], counted(plan["calls"], "call"), plan["policy"]
+    most = " at most" if computed is None else ""
+    less = f", of which it computes {computed}" if computed not in (None, plan["calls"]) else ""
+    return f"{plan['steps']} steps = {calls}{most}, policy {policy}{less}"
 
 
 def _ranks(topology: Mapping[str, Any]) -> str:

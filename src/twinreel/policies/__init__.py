@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from ..policy import EveryStep, StepPolicy
 from ..policy_options import Adaptive, Calibrate, Forecast, PolicyOptions, Reuse
+from ..policy_windows import pattern_skips
 from .adaptive import Calibrating, make_adaptive
-from .forecast import Forecasting, pattern_skips
+from .forecast import Forecasting
 from .motion import Setting
 from .reuse import Reusing
 

@@ -16,7 +16,8 @@ from ..calibration import DEGREE, PROFILE_SCHEMA, read_profile
 from ..noise import Rows
 from ..policy import Update
 from ..policy_options import Adaptive
-from .forecast import Forecasting, errors_to_json, skip_window
+from ..policy_windows import skip_window
+from .forecast import Forecasting, errors_to_json
 from .motion import MODALITIES, History, Setting
 
 

@@ -16,25 +16,8 @@ from ..limits import counted
 from ..noise import Rows
 from ..policy import Update
 from ..policy_options import Adaptive, Forecast, format_policy
+from ..policy_windows import meaningless
 from .motion import MODALITIES, History, Setting
-
-
-def skip_window(calls: int, options: Forecast | Adaptive) -> range:
-    """Steps that may be skipped: not the first `head`, enough for a fit, and not the last `tail`."""
-    return range(max(options.order + 1, math.ceil(calls * options.head)), max(0, calls - options.tail))
-
-
-def pattern_skips(calls: int, options: Forecast) -> frozenset[int]:
-    """The skipped steps of a pattern; none where the window has no room for one whole round of it."""
-    window, skips = skip_window(calls, options), set[int]()
-    if len(window) < sum(options.pattern) + len(options.pattern):
-        return frozenset()
-    step, turn = window.start, 0
-    while step < window.stop:
-        length = options.pattern[turn % len(options.pattern)]
-        skips.update(range(step, min(step + length, window.stop)))
-        step, turn = step + length + 1, turn + 1
-    return frozenset(skips)
 
 
 class Forecasting:
@@ -101,15 +84,9 @@ class Forecasting:
             "error": errors_to_json(self.errors),
         }
         if not self.forecast:
-            facts["warning"] = self._idle()
+            never = f"{self.name} never engaged: every one of {counted(self.setting.calls, 'call')} was computed"
+            facts["warning"] = meaningless(self.setting.calls, self.options) or never
         return facts
-
-    def _idle(self) -> str:
-        calls, window = counted(self.setting.calls, "call"), skip_window(self.setting.calls, self.options)
-        pattern = getattr(self.options, "pattern", ())
-        if len(window) < max(1, sum(pattern) + len(pattern)):
-            return f"{self.name} has no meaning for {calls}, its window is too short: all were computed"
-        return f"{self.name} never engaged: every one of {calls} was computed"
 
 
 def errors_to_json(errors: dict[int, tuple[float, float]]) -> dict[str, list[float]]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from typing import Any
 
@@ -10,13 +9,8 @@ from ..limits import counted
 from ..noise import Rows
 from ..policy import Update
 from ..policy_options import Reuse, format_policy
+from ..policy_windows import is_refreshed, meaningless, reuse_window
 from .motion import Setting
-
-
-def reuse_window(calls: int, options: Reuse) -> range:
-    """Steps that may reuse: never the first, never the last."""
-    start = max(1, math.floor(calls * options.start_ratio))
-    return range(start, min(calls - 1, math.ceil(calls * options.end_ratio)))
 
 
 class Reusing:
@@ -52,11 +46,7 @@ class Reusing:
 
     def _reuses(self, step: int, rows: Rows) -> bool:
         options = self.options
-        if (
-            options.mode == "off"
-            or step not in self.window
-            or (step - self.window.start) % options.refresh_interval == 0
-        ):
+        if options.mode == "off" or step not in self.window or is_refreshed(step, self.window, options):
             return False
         if self._run >= options.max_consecutive_reuse:
             return False
@@ -83,11 +73,7 @@ class Reusing:
                 "audio": [audio for _, audio in self.changes.values()],
             }
         if not self.reused and self.options.mode != "off":
-            calls = counted(self.setting.calls, "call")
-            facts["warning"] = (
-                f"reuse never engaged: every one of {calls} was computed; its window is steps "
-                f"{self.window.start} to {self.window.stop - 1}"
-                if self.window
-                else f"reuse has no meaning for {calls}: all were computed"
-            )
+            calls, steps = counted(self.setting.calls, "call"), f"{self.window.start} to {self.window.stop - 1}"
+            never = f"reuse never engaged: every one of {calls} was computed; its window is steps {steps}"
+            facts["warning"] = meaningless(self.setting.calls, self.options) or never
         return facts
