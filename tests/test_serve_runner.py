@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
@@ -160,3 +161,17 @@ def test_a_gone_process_is_told_apart() -> None:
         child.send({})
         child.send({"more": "x" * 100_000})
     child.stop(1)
+
+
+def test_an_engine_that_cannot_be_built_says_why_and_ends_in_order(tmp_path: Path) -> None:
+    settings = {
+        "lock": str(tmp_path / "lock"),
+        "engine": {"model": str(tmp_path / "none"), "device": "cpu"},
+        "warm": [],
+    }
+    command = [sys.executable, "-m", "twinreel.serve.worker", json.dumps(settings | {"cache_mib": 0})]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+        assert process.stdout is not None and process.stderr is not None
+        told, log = json.loads(process.stdout.readline()), process.stderr.read().decode()
+        assert process.wait() == 1 and "Fatal Python error" not in log, log
+    assert told["event"] == "failed" and "no such folder" in told["message"]

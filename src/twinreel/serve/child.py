@@ -150,6 +150,7 @@ class Voice:
 
     @staticmethod
     def orders() -> Any:
-        """Every order, until the other process closes the line or dies."""
-        for line in sys.stdin.buffer:
+        """Every order, until the other process closes the line or dies. A thread may wait in here when the process ends:
+        if it read `sys.stdin`, Python would abort."""
+        for line in os.fdopen(os.dup(0), "rb"):
             yield json.loads(line)
