@@ -10,6 +10,7 @@ from twinreel.models.dit import DiT
 
 PATIENCE = 4.0
 REFUSED_STEPS = 4  # rank 1 refuses a request of so many before the loop
+BROKEN_STEPS = 6  # in one of so many its GPU, as it were, fails for good
 
 
 def main() -> int:
@@ -35,6 +36,8 @@ def main() -> int:
     def policy(options: Any, setting: Any) -> Any:
         if here.rank == 1 and setting.calls + 1 == REFUSED_STEPS:
             raise PermissionError("rank 1 cannot read its profile")
+        if here.rank == 1 and setting.calls + 1 == BROKEN_STEPS:
+            raise RuntimeError("CUDA error: an illegal memory access was encountered")
         return make_policy(options, setting)
 
     pipeline.run_steps, pipeline.make_policy, DiT.forward = steps, policy, call

@@ -32,6 +32,8 @@ STEPS = 5
 class StubRunner:
     """Writes bytes that follow from the request. The prompt may say slow, crash, crash once, fail."""
 
+    alive = True
+
     def __init__(self, seconds: float = 0.0, log: Path | None = None) -> None:
         self.seconds, self.log = seconds, log
         self.ran: list[str] = []

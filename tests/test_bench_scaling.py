@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 import multiprocessing
 import os
 import signal
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -103,6 +105,23 @@ def test_ranks_whose_weights_do_not_fit_are_not_started(
     lines = capsys.readouterr().err.splitlines()
     assert len(lines) == 3 and "74.8 GiB of weights, and 70.0 GiB of host memory are free" in lines[1]
     assert not list(tmp_path.iterdir())
+
+
+def test_cards_are_tried_in_a_process_that_ends_before_the_ranks_start(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out, tried = tmp_path / "out.json", list[str]()
+
+    def elsewhere(work: Callable[[argparse.Namespace], object], parts: list[argparse.Namespace]) -> list[object]:
+        tried.append(parts[0].device)
+        parts[0].device = "cpu"  # there is no card here
+        return [work(parts[0])]
+
+    monkeypatch.setattr(bench_scaling, "divide", elsewhere)
+    monkeypatch.setattr(bench_scaling, "measure", lambda cases, *_: tried.extend(case.name for case in cases))
+    words = ["scaling", str(out), "--shape", "wide", "--ops", "reference", "--only", "sp1"]
+    assert main(words) == 0 and tried == ["cuda", "sp1"]
+    assert main([*words, "--device", "cpu"]) == 0 and tried == ["cuda", "sp1", "sp1"]
 
 
 def test_an_empty_flag_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

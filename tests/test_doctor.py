@@ -13,6 +13,7 @@ import torch
 
 from twinreel.config import EngineConfig
 from twinreel.doctor import DECODERS, ENCODERS, PARTS, choices, codecs, disk, examine, machine, parts
+from twinreel.machine import Card
 
 
 def test_machine_is_this_one():
@@ -22,6 +23,25 @@ def test_machine_is_this_one():
     devices = torch.cuda.device_count() if torch.cuda.is_available() else 0
     assert ("no CUDA device: everything runs on the CPU" in facts["cuda"]) == (devices == 0)
     assert sum(name.startswith("cuda:") for name in facts) == devices
+
+
+def test_cards_are_told_without_a_context_on_them(monkeypatch: pytest.MonkeyPatch):
+    """Ranks that start afterwards need the memory, and in exclusive mode the cards."""
+
+    def opens(*_: object) -> None:
+        raise AssertionError("a context is opened")
+
+    for name in ("mem_get_info", "get_device_name", "get_device_properties"):
+        monkeypatch.setattr(torch.cuda, name, opens)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 3)
+    cards = [Card(80 << 30, 7 << 29, name="One"), Card(24 << 30, 24 << 30, told=False, name="Two")]
+    monkeypatch.setattr("twinreel.doctor.cuda_memory", lambda: cards)
+    assert {name: told for name, told in machine().items() if name.startswith("cuda:")} == {
+        "cuda:0": "One, 3.5 of 80.0 GiB free",
+        "cuda:1": "Two, 24.0 GiB in all; the driver does not tell what is free",
+        "cuda:2": "the driver does not tell its memory",
+    }
 
 
 def test_choices_are_the_engines_own(monkeypatch: pytest.MonkeyPatch):

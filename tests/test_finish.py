@@ -185,10 +185,10 @@ def test_latents_of_another_run_in_the_folder_for_temporary_files_stay(
     (tmp_path / "tmp" / LATENTS).write_bytes(b"another run's")
     save = finishing.save_latents
 
-    def full(path: Path, *args: Any) -> None:
+    def full(path: Path, *args: Any) -> Any:
         if path.parent == tmp_path:
             raise OSError(errno.ENOSPC, "No space left on device")
-        save(path, *args)
+        return save(path, *args)
 
     monkeypatch.setattr(finishing, "save_latents", full)
     interrupt(engine, tmp_path)

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import shutil
 import struct
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
@@ -63,6 +65,45 @@ def test_latents_whose_folder_is_taken_away_are_kept_elsewhere(
     assert f"kept in {elsewhere / LATENTS}; finish with: twinreel decode {elsewhere / LATENTS}" in note
     report = engine.decode(elsewhere / LATENTS, tmp_path / "a.npz")
     assert report["sha256"]["frames"] == engine.generate(T2VA).report["sha256"]["frames"]
+
+
+@pytest.mark.parametrize("how", ["success", "failure", "no answer"])
+def test_what_took_the_name_of_the_latents_is_not_taken_for_them(
+    engine: Engine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, how: str
+) -> None:
+    folder, elsewhere = tmp_path / "out", tmp_path / "tmp"
+    folder.mkdir()
+    elsewhere.mkdir()
+    monkeypatch.setattr("tempfile.tempdir", str(elsewhere))
+    stat = os.stat
+
+    def watch(event: Event) -> None:
+        if event.stage != "decode" or not event.done:
+            return
+        if how == "no answer":
+            refused = PermissionError(errno.EACCES, "Permission denied")
+            monkeypatch.setattr(
+                os, "stat", lambda path, **more: fail(refused) if path == latents else stat(path, **more)
+            )
+        else:
+            latents.unlink()
+            latents.write_text("somebody's own")
+        if how != "success":
+            raise ZeroDivisionError
+
+    latents = folder / LATENTS
+    with pytest.raises(ZeroDivisionError) if how != "success" else nullcontext() as caught:
+        engine.render(T2VA, folder / "a.mp4", watch=watch)
+    monkeypatch.setattr(os, "stat", stat)
+    if how != "no answer":
+        assert latents.read_text() == "somebody's own"
+    if caught is not None:
+        assert f"kept in {elsewhere / LATENTS}" in caught.value.__notes__[0]
+        assert load_latents(elsewhere / LATENTS, engine.parts.spec)
+
+
+def fail(error: Exception) -> Any:
+    raise error
 
 
 def changed(data: bytes, name: str, value: Any) -> bytes:

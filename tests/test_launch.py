@@ -17,6 +17,7 @@ import pytest
 import torch
 from PIL import Image
 
+import faulty_rank
 from test_engine import T2VA
 from twinreel import Cancelled, ConfigError, Engine, EngineConfig, Keyframe, Reference, Request, RequestError, ranks
 from twinreel.watch import Event, ignore
@@ -125,6 +126,35 @@ def test_an_error_of_one_rank_before_the_loop_is_everyones(engine: Engine) -> No
     before = pids(engine)
     with pytest.raises(PermissionError, match="rank 1 cannot read its profile"):
         engine.generate(replace(T2VA, steps=4))
+    assert pids(engine) == before
+
+
+def test_a_gpu_that_fails_for_good_costs_its_process(engine: Engine) -> None:
+    before = pids(engine)
+    with pytest.raises(RuntimeError, match="CUDA error"):
+        engine.generate(replace(T2VA, steps=6))
+    assert not set(before) & set(pids(engine))  # though all ranks have agreed on the error
+
+
+def test_who_follows_the_values_may_be_slow(engine: Engine) -> None:
+    def boundary(name: str, tensors: dict[str, torch.Tensor], part: int = 0, parts: int = 1) -> None:
+        if name == "velocity" and not part:
+            assert sum(x.nbytes for x in tensors.values()) > 1 << 17  # more than a pipe holds
+            time.sleep(faulty_rank.PATIENCE + 2)
+
+    before = pids(engine)
+    assert engine.generate(replace(T2VA, duration=6.0), ignore, boundary) and pids(engine) == before
+
+
+@pytest.mark.parametrize("at", ["noise", "velocity", "frames"])
+def test_an_error_of_who_follows_the_values_ends_the_run(engine: Engine, at: str) -> None:
+    def boundary(name: str, tensors: dict[str, torch.Tensor], part: int = 0, parts: int = 1) -> None:
+        if name == at:
+            raise KeyError("theirs")
+
+    before = pids(engine)
+    with pytest.raises(KeyError, match="theirs"):
+        engine.generate(replace(T2VA, duration=4.0), ignore, boundary)
     assert pids(engine) == before
 
 
@@ -244,7 +274,7 @@ def test_a_working_folder_that_is_gone_costs_no_rank(
     monkeypatch.chdir(gone)
     gone.rmdir()
     start = time.monotonic()
-    with pytest.raises(FileNotFoundError):
+    with pytest.raises(ConfigError, match="working folder"):
         engine.generate(T2VA)
     assert time.monotonic() - start < ranks.ENDING and pids(engine) == before
     monkeypatch.chdir(tmp_path)  # of which the good request after this knows

@@ -12,7 +12,8 @@ import torch
 from torch import Tensor
 
 from twinreel.models.layers import ColumnLinear, RowLinear
-from twinreel.parallel import Axis, Local, Parallel
+from twinreel.parallel import Axis, Local, Meter, Parallel
+from twinreel.parallel.meter import Cost
 
 SINGLE = Axis("tp")
 TWO = tuple(Axis("tp", size=2, rank=rank) for rank in range(2))
@@ -144,3 +145,30 @@ def test_the_strategy_is_a_field_and_local_refuses_shared_rows():
         Parallel(sp=Axis("sp", size=2), tp=SINGLE).attend(lambda q, k, v, used: q)
     made = Parallel(sp=Axis("sp", size=2), tp=SINGLE, strategy=lambda attention, axis: (attention, axis.size))
     assert made.attend("dense") == ("dense", 2)
+
+
+class Reached:
+    """An event of a GPU that somebody waited for."""
+
+    def __init__(self) -> None:
+        self.waited = 0
+
+    def synchronize(self) -> None:
+        self.waited += 1
+
+
+def test_no_collective_is_queued_far_ahead_of_the_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    import torch.distributed as dist
+
+    meter, events, queued = Meter(), [Reached() for _ in range(5)], list[str]()
+    meter._waits = [(Cost(), None, event) for event in events]
+    axis, x = Axis("sp", size=2, meter=meter), torch.zeros(2, 4)
+    for name in ("all_reduce", "all_to_all_single", "all_gather_into_tensor", "all_gather_single"):
+        monkeypatch.setattr(dist, name, lambda *_, name=name, **__: queued.append(name), raising=False)
+    for number, collective in enumerate((axis.all_reduce, axis.gather, axis.exchange, axis.vote)):
+        assert [event.waited for event in events[:5]] == [0, 0, 0, number, 0]
+        collective(x)
+        assert len(queued) == number + 1
+    meter._waits = meter._waits[-1:]
+    axis.vote(x)
+    assert [event.waited for event in events] == [0, 0, 0, 4, 0]

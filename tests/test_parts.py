@@ -5,14 +5,20 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Callable
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from twinreel import CheckpointError, Engine, EngineConfig, Request
+from twinreel import Cancelled, CheckpointError, Engine, EngineConfig, Request, parts
+from twinreel.config import resolve
+from twinreel.parallel import Axis, Parallel
 from twinreel.watch import Event
+from twinreel.weights import locate
+from twinreel.weights.stored import StoredWeights
 
 SHORT = Request("A cat plays piano.", steps=3, duration=0.9)
 
@@ -75,3 +81,40 @@ def test_what_is_loaded_needs_its_files_no_more(tiny_all: Path, tmp_path: Path) 
     for file in model.rglob("*.safetensors"):
         file.unlink()
     assert engine.generate(SHORT).report["sha256"] == before
+
+
+@pytest.mark.parametrize("residency", ["stages", "all"])
+def test_what_was_loaded_before_a_cancel_goes_where_the_residency_says(tiny_all: Path, residency: str) -> None:
+    engine = make(tiny_all, residency)
+
+    def watch(event: Event) -> None:
+        if event.stage == "load" and event.note.startswith("dit") and event.done:
+            engine.cancel()
+
+    with pytest.raises(Cancelled):
+        engine.generate(SHORT, watch)
+    held = [name for name in engine.parts.loaded if name.startswith("dit")]
+    assert held == ([] if residency == "stages" else ["dit:miniature"])
+    assert engine.generate(SHORT).report["plan"]["calls"] == 2
+
+
+@dataclass(frozen=True)
+class Beside(Axis):
+    """A control axis whose other rank has `free` bytes; what rank 0 decides is its own."""
+
+    free: int = 0
+
+    def tell_all(self, value: Any) -> list[Any]:
+        return [value, self.free]
+
+    def from_first(self, value: Any) -> Any:
+        return value
+
+
+def test_the_fullest_card_decides_for_all_ranks(tiny_all: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(parts, "free_device", lambda choices: 100 << 30)
+    alone, choices = Parallel.single(), resolve(EngineConfig(device="cpu"), 32)
+    weights = StoredWeights(locate(tiny_all, {}))
+    for free in (5 << 30, 200 << 30):
+        made = parts.Parts(weights, choices, "auto", parallel=replace(alone, control=Beside("control", 2, free=free)))
+        assert made._free.device == min(free, 100 << 30)

@@ -157,6 +157,10 @@ def test_verdict() -> None:
     assert verdict(stages, {"device": None, "host": roomy})["fits"] is None
     assert verdict(stages, {"device": full, "host": None})["fits"] is False
     assert verdict(stages, {"host": None, "device": full})["fits"] is False
+    silent = Memory(54, 54, told=False)  # nobody says what of it is free
+    assert verdict(stages, {"device": Memory(99, 99, told=False), "host": roomy})["fits"] is None
+    told = verdict(stages, {"device": silent, "host": roomy})
+    assert told["fits"] is False and "free is not told" in told["why"][0]
     # ranks have a device each and share the host
     assert verdict(stages, {"device": Memory(60, 56), "host": Memory(99, 67)}, 2)["fits"] is True
     told = verdict(stages, {"device": Memory(60, 56), "host": Memory(99, 67)}, 3)
@@ -329,6 +333,7 @@ def test_a_launchers_processes_are_planned_as_its_ranks(tiny_all: Path, monkeypa
     found = plan_request(request, config)
     assert found["topology"]["ranks"] == 2 and found["topology"] == asked["topology"]
     assert found["memory"]["setting"] == asked["memory"]["setting"]
+    assert "by each of 2 ranks" in str(found["memory"]["why"]) and "by each of 2 ranks" in str(asked["memory"]["why"])
     monkeypatch.setenv("WORLD_SIZE", "3")
     with pytest.raises(ConfigError, match="gpus: got 3; it must divide the 2 heads"):
         plan_request(request, config)

@@ -11,7 +11,8 @@ from twinreel.policy_windows import computed_calls, meaningless
 POLICIES = [
     "every-step", "reuse", "reuse:refresh_interval=3,max_consecutive_reuse=2", "reuse:max_consecutive_reuse=0",
     "reuse:start_ratio=0,end_ratio=1", "reuse:start_ratio=0.5,end_ratio=0.5", "reuse:mode=off", "reuse:mode=probe",
-    "reuse:threshold=0.1", "forecast:balanced", "forecast:fast", "forecast:pattern=1,head=0,tail=1,order=0,correct=0",
+    "reuse:threshold=0.1", "reuse:refresh_interval=1", "forecast:balanced", "forecast:fast",
+    "forecast:pattern=1,head=0,tail=1,order=0,correct=0",
     "forecast:pattern=8,order=3", "adaptive", "adaptive:most=3",
 ]  # fmt: skip
 
@@ -25,6 +26,7 @@ def test_a_run_makes_the_calls_that_were_foretold(text: str, steps: int) -> None
     measured = isinstance(options, Adaptive) or "threshold" in text
     assert foretold is None if measured and why is None else foretold == len(called)
     assert why is None or (len(called) == calls and report["warning"] == why)
+    assert why is not None or "warning" not in report or measured
     assert why is None or f"has no meaning for {calls} call" in why
 
 

@@ -4,7 +4,8 @@ was given is a bound; rows in chunks."""
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from pathlib import Path
 
@@ -20,7 +21,7 @@ from twinreel.errors import CheckpointError, ConfigError
 from twinreel.memory.choose import GIB, Free
 from twinreel.models.dit import DiT, make_row_state
 from twinreel.models.modulation import LiveModulation
-from twinreel.models.streamed import Hosted, Shelf, Staged, Streamed
+from twinreel.models.streamed import Hosted, Shelf, Staged, Streamed, host_run
 from twinreel.ops import select
 from twinreel.parallel import Parallel
 from twinreel.parallel.attend import chunks
@@ -132,6 +133,43 @@ def test_a_read_that_fails_is_told_and_the_next_works() -> None:
     with pytest.raises(CheckpointError, match="gone"):
         list(layers)
     assert [int(layer.weight[0, 0]) for layer in layers] == [0, 1, 2, 3]  # type: ignore[index, arg-type, union-attr]
+
+
+@pytest.mark.parametrize("error", [0, 712])
+def test_pages_are_locked_on_their_device_and_a_refusal_leaves_no_error(
+    error: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    device, current, told, pending = torch.device("cuda", 1), [CPU], list[object](), list[int]()
+
+    @contextmanager
+    def on(device: torch.device) -> Iterator[None]:
+        current.append(device)
+        yield
+        current.pop()
+
+    class Runtime:
+        def cudaHostRegister(self, *_: int) -> int:  # noqa: N802
+            told.append(("lock", current[-1]))
+            pending.extend([error] * bool(error))
+            return error
+
+        def cudaHostUnregister(self, *_: int) -> None:  # noqa: N802
+            told.append(("unlock", current[-1]))
+
+    def launch(*_: object, device: torch.device) -> None:
+        told.append(("launch", device))
+        if pending:
+            raise RuntimeError(f"CUDA error {pending.pop()}")  # as torch does: once, whatever was launched
+
+    monkeypatch.setattr(torch.cuda, "device", on)
+    monkeypatch.setattr(torch.cuda, "cudart", Runtime)
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda device=None: None)
+    monkeypatch.setattr(torch, "ones", launch)
+    owner = nn.Identity()
+    with pytest.raises(RuntimeError, match="CUDA error 712.*give less with host_memory") if error else nullcontext():
+        assert len(host_run(5000, device, owner)) == 5000
+    del owner
+    assert told == [("lock", device), ("launch", device) if error else ("unlock", device)] and not pending
 
 
 # ---- engine ----------------------------------------------------------------------------------------------------------

@@ -76,6 +76,12 @@ def test_variants_of_the_content(site: Running) -> None:
     assert b"twinreel latents" in call(url + "latents")[1]
 
 
+def test_a_policy_that_skips_nothing_is_warned_of(site: Running) -> None:
+    client = Client(site.url)
+    job = client.wait(client.submit(Request("Rain.", policy="reuse", **SHORT))["id"])
+    assert any("reuse has no meaning for 2 calls" in warning for warning in job["warnings"])
+
+
 def test_a_killed_engine_resumes_at_decode(site: Running) -> None:
     runner = site.service.dispatcher.runner
     assert isinstance(runner, EngineRunner)
@@ -91,6 +97,16 @@ def test_a_killed_engine_resumes_at_decode(site: Running) -> None:
     assert (state["status"], state["retried"], state["sha256"]) == ("completed", 1, expected), state["error"]
     outcome = site.service.jobs.get(job["id"]).outcome  # type: ignore[union-attr]
     assert outcome["resumed"] and "twinreel_engine_restarts_total 1.0" in call(f"{site.url}/metrics")[1].decode()
+
+
+def test_an_engine_that_ends_between_jobs_is_replaced(site: Running) -> None:
+    runner = site.service.dispatcher.runner
+    assert isinstance(runner, EngineRunner) and runner.pid is not None
+    before = runner.pid
+    os.kill(before, signal.SIGKILL)
+    until(lambda: call(f"{site.url}/ready")[0] == 503)
+    until(lambda: call(f"{site.url}/ready")[0] == 200, 90)
+    assert runner.pid not in (None, before)
 
 
 def test_cancel_ends_within_a_step(site: Running) -> None:

@@ -13,10 +13,20 @@ from twinreel import ConfigError, EngineConfig, topology
 from twinreel.config import resolve
 from twinreel.demo.tiny import tiny_spec
 from twinreel.launch import Seat, seat
+from twinreel.machine import Card
 from twinreel.parallel import Axis, Parallel
 from twinreel.parallel.mesh import Mesh
 from twinreel.parallel.ulysses import PLAIN, Relayout, Ulysses
-from twinreel.topology import AUTO_CPU, Sizes, choose_mesh, choose_variant, foresee, num_ranks, settle_variant
+from twinreel.topology import (
+    AUTO_CPU,
+    Sizes,
+    check_alike,
+    choose_mesh,
+    choose_variant,
+    foresee,
+    num_ranks,
+    settle_variant,
+)
 
 GIB = 1 << 30
 DIT = 38 * GIB  # the released DiT in bf16 without the projections that become tables
@@ -94,6 +104,27 @@ def test_overlapped_is_tried_where_it_is_named_and_refused_with_its_cause() -> N
         settle_variant(tried, alone, on_gpu, far)
 
 
+@dataclass(frozen=True)
+class Heard(Axis):
+    """A control axis on which the other rank says `other`."""
+
+    other: Any = None
+
+    def tell_all(self, value: Any) -> list[Any]:
+        return [value, self.other]
+
+
+def test_ranks_that_choose_differently_are_refused() -> None:
+    choices, variant = resolve(EngineConfig(device="cpu", ops="reference"), 128), topology.Variant("plain", "auto")
+    alone = Parallel.single()
+    check_alike(alone, choices, variant)
+    same = "ops reference, attention attention.sdpa, attend plain"
+    check_alike(replace(alone, control=Heard("control", size=2, other=same)), choices, variant)
+    other = same.replace("sdpa", "fa3")
+    with pytest.raises(ConfigError, match=f"do not allow the same: rank 0 {same}; rank 1 {other}; name ops"):
+        check_alike(replace(alone, control=Heard("control", size=2, other=other)), choices, variant)
+
+
 def test_auto_takes_the_fastest_that_works_on_cuda_and_says_what_it_passed_over(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -149,6 +180,33 @@ def test_a_launcher_decides_how_many() -> None:
     assert num_ranks(EngineConfig(), None) == 1
     with pytest.raises(ConfigError, match="the launcher started 4 processes"):
         num_ranks(EngineConfig(gpus=2), place)
+
+
+@pytest.mark.parametrize(
+    ("config", "place", "memory"),
+    [
+        ({}, None, 80),
+        ({"gpus": 2}, None, 48),
+        ({"gpus": 3}, None, 24),
+        ({"device": "cuda:1"}, None, 48),
+        ({"device": "cuda:2"}, None, 24),
+        ({"device": "cuda:7"}, None, None),  # which `resolve` refuses
+        ({"device": "cpu", "gpus": 2}, None, None),
+        ({}, Seat(3, 4, 1, 2), 48),  # two on each of two hosts
+    ],
+)
+def test_only_cards_that_the_ranks_use_count(
+    config: dict[str, Any], place: Seat | None, memory: int | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cards = [Card(size * GIB, GIB, name="a card") for size in (80, 48, 24)]
+    monkeypatch.setattr(topology, "cuda_memory", lambda: cards)
+    monkeypatch.setattr(topology, "seat", lambda: place)
+    assert topology.sizes_of(tiny_spec(), EngineConfig(**config)).memory == (memory and memory * GIB)
+
+
+def test_a_card_of_which_nothing_is_known_decides_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(topology, "cuda_memory", lambda: [Card(0, 0, told=False)])
+    assert topology.sizes_of(tiny_spec(), EngineConfig()).memory is None
 
 
 @pytest.mark.parametrize(

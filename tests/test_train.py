@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -153,6 +154,23 @@ def test_rates_warm_up_and_cool_down():
     assert rate_factor(0.75, 100, pace) == pytest.approx(0.5)
     assert rate_factor(0.3, 0, pace) == pytest.approx(0.1)  # moments are new after a resume
     assert rate_factor(1.0, 100, pace) == 0.02
+
+
+@pytest.mark.parametrize(("device", "kept"), [("cpu", []), ("cuda:1", [torch.device("cuda", 1)])])
+def test_a_check_puts_the_random_state_of_its_own_device_back(
+    device: str, kept: list[torch.device], monkeypatch: pytest.MonkeyPatch
+):
+    asked: list[list[torch.device]] = []
+
+    def fork(devices: list[torch.device]) -> object:
+        asked.append(devices)
+        return forked([])  # there is no such device here
+
+    forked = torch.random.fork_rng
+    monkeypatch.setattr(torch.random, "fork_rng", fork)
+    video = SimpleNamespace(device=torch.device(device))
+    held = SimpleNamespace(shelves=[SimpleNamespace(video=video)], tasks=())
+    assert dit.check(None, held, 2) == {} and asked == [kept]  # type: ignore[arg-type]
 
 
 def test_captions_of_tasks_name_their_conditions():

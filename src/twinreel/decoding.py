@@ -6,7 +6,7 @@ from collections.abc import Callable, Generator, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing
 from dataclasses import dataclass
-from functools import partial
+from functools import cache, partial
 from typing import Any, TypeVar
 
 import numpy as np
@@ -111,6 +111,8 @@ def decode(
         early = [next(clips)] if sound.runs else []  # the first clip, while the sound is decoded
         waveform = attempts.run("sound", lambda way: sound.get())
         stages.boundary("waveform", {"samples": waveform})
+        if not picture:
+            stages.tell(1, 1)
         latents.facts["decode"] = attempts.report()
         yield waveform
         yield from early
@@ -148,10 +150,16 @@ class Waveform:
             stack.enter_context(torch.inference_mode())  # each thread has its own
             if self._main is not None:
                 stack.enter_context(torch.cuda.device(self._device))
-                side = torch.cuda.Stream(self._device)
+                side = _side_stream(self._device)
                 side.wait_stream(self._main)
                 stack.enter_context(torch.cuda.stream(side))
             return self._work()
+
+
+@cache
+def _side_stream(device: torch.device) -> torch.cuda.Stream:
+    """The one beside the current stream: memory that was freed on a stream serves that stream alone from then on."""
+    return torch.cuda.Stream(device)
 
 
 def decode_sound(audio: Tensor, parts: Parts) -> np.ndarray:

@@ -8,10 +8,12 @@ import shutil
 import sys
 from collections.abc import Mapping
 from importlib import metadata, util
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
 from .config import EngineConfig
+from .machine import Card, cuda_memory
 
 # Optional parts: what each is for, and what its absence costs.
 PARTS: Mapping[str, tuple[tuple[str, ...], str]] = {
@@ -53,7 +55,7 @@ def choices(config: EngineConfig) -> dict[str, Any]:
 
 
 def machine() -> dict[str, Any]:
-    """Processor, memory and CUDA devices with their free memory."""
+    """Processor, memory and CUDA devices with their free memory; opens no context on these, so that ranks may."""
     import torch
 
     facts: dict[str, Any] = {"platform": platform.platform(), "cpus": os.cpu_count()}
@@ -63,11 +65,15 @@ def machine() -> dict[str, Any]:
     count = torch.cuda.device_count() if torch.cuda.is_available() else 0
     if not count:
         facts["cuda"] += "; no CUDA device: everything runs on the CPU in fp32, for the miniature and small checks only"
-    for number in range(count):
-        free, total = torch.cuda.mem_get_info(number)
-        name = torch.cuda.get_device_name(number)
-        facts[f"cuda:{number}"] = f"{name}, {free / 2**30:.1f} of {total / 2**30:.1f} GiB free"
+    for number, card in zip_longest(range(count), cuda_memory()[:count]):
+        facts[f"cuda:{number}"] = "the driver does not tell its memory" if card is None else _told(card)
     return facts
+
+
+def _told(card: Card) -> str:
+    free = f"{card.free / 2**30:.1f} of " if card.told else ""
+    how = "free" if card.told else "in all; the driver does not tell what is free"
+    return f"{card.name}, {free}{card.total / 2**30:.1f} GiB {how}"
 
 
 def disk(output: Path) -> str:

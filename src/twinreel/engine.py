@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing, contextmanager
 from functools import partial
 from pathlib import Path
@@ -35,7 +35,7 @@ from .precision import check_weights
 from .ranks import Ranks
 from .request import Request, check_request
 from .request_json import request_to_json
-from .topology import choose_mesh, choose_variant, describe_mesh, num_ranks, settle_variant, sizes_of
+from .topology import check_alike, choose_mesh, choose_variant, describe_mesh, num_ranks, settle_variant, sizes_of
 from .watch import Boundary, Event, Stages, Watch, ignore, pass_by
 from .weights import locate
 from .weights.stored import StoredWeights, Weights
@@ -76,6 +76,7 @@ class Engine:
         if place is not None:
             backend = "nccl" if choices.device.type == "cuda" else "gloo"
             parallel = place.join(mesh, variant.strategy(), backend)
+            check_alike(parallel, choices, variant)
             parallel, variant = settle_variant(variant, parallel, choices, place)
         self.parts = Parts(weights, choices, self.config.residency, cache, parallel=parallel)
         self.team = self.parts.team
@@ -202,9 +203,14 @@ class Engine:
             if self.team.control.size == 1:
                 self._gate()
 
-        if boundary is not None and not self.team.leads:
-            boundary = pass_by  # the values are rank 0's to record, but every rank takes part in gathering them
-        return Stages(told, self.parts.choices.device, boundary, self._gate)
+        every, recorded = self.parts.parallel.every, boundary if self.team.leads else pass_by
+
+        def followed(name: str, values: Mapping[str, Any], part: int = 0, parts: int = 1) -> None:
+            assert recorded is not None
+            recorded(name, values, part, parts)  # rank 0's to do, but every rank takes part in gathering the values
+            every.meet()  # however long it takes
+
+        return Stages(told, self.parts.choices.device, boundary and followed, self._gate)
 
     def _finish(self, latents: Latents, stages: Stages, ending: Ending) -> dict[str, Any]:
         """`finish` on rank 0; the other ranks decode with it and write nothing."""

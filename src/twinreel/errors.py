@@ -47,3 +47,8 @@ class Cancelled(Exception):
     """`Engine.cancel()` ended the request at a step or clip; the engine stays usable. `signal`: what made it, if one."""
 
     signal: int | None = None
+
+
+def is_fatal(error: BaseException) -> bool:
+    """Whether the device can be trusted no more after this error (a CUDA fault stays in its process for good)."""
+    return type(error).__name__ == "AcceleratorError" or "CUDA error" in str(error)

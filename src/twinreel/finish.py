@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shlex
 import tempfile
 from collections import deque
@@ -96,12 +97,12 @@ class Keeping:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
         if error is None:
             self.ending.kept("")
-            if self.path is not None and not self.keep:
+            if self.path is not None and not self.keep and self._there():
                 try:
                     self.path.unlink(missing_ok=True)
                 except OSError as refusal:
                     self.left = f"latents: {self.path} is done with, and stays ({refusal.strerror or refusal})"
-        elif self.path is not None and (self.path.exists() or self._rescued()):
+        elif self.path is not None and (self._there() or self._rescued()):
             error.add_note(self._told())
         elif self.fault:
             error.add_note(self.fault)
@@ -111,6 +112,14 @@ class Keeping:
     def _told(self) -> str:
         assert self.path is not None
         return f"the latents are kept in {self.path}; finish with: {self.ending.command(self.path)}"
+
+    def _there(self) -> bool:
+        """Whether what bears the latents' name is still the file that was written or read here."""
+        assert self.path is not None and self._held is not None
+        try:
+            return os.path.samestat(os.fstat(self._held.fileno()), os.stat(self.path))
+        except OSError:  # gone, or on a file system that no longer answers
+            return False
 
     def _rescued(self) -> bool:
         """Whether latents whose file was taken away could be kept elsewhere."""

@@ -51,7 +51,8 @@ class Parts:
         ranks = self.parallel.control.size
         refused = refusals(choices.fp8, self.spec, ranks)
         self._asked = Asked(residency, choices.adaln, choices.row_chunk, ranks, refused)
-        self._free = free_memory(choices.host_memory, free_device(choices))
+        cards = [free for free in self.parallel.control.tell_all(free_device(choices)) if free is not None]
+        self._free = free_memory(choices.host_memory, min(cards, default=None))
         self._choice = self._choose(*usual(self.spec))
         self._modules: dict[str, Any] = {}
         # These outlive every stage: their tables are what reading the projections again would cost.
@@ -143,15 +144,8 @@ class Parts:
     def resident(self, stages: Stages, *names: str) -> Iterator[None]:
         """Have `names` loaded inside the block; afterwards those go that the residency does not keep. Raises
         CheckpointError."""
-        missing = [name for name in names if name not in self._modules]
-        if missing:
-            with stages.stage("load", len(missing)):
-                for i, name in enumerate(missing):
-                    stages.tell(i, len(missing), name)
-                    self._modules[name] = self.team.together(partial(self._load, name))
-                    stages.tell(i + 1, len(missing), name)
-                    stages.gate()
         try:
+            self._bring(stages, [name for name in names if name not in self._modules])
             yield
         finally:
             for name in names:
@@ -159,6 +153,16 @@ class Parts:
             leaving = [name for name in names if not self.mode.keeps(name)]
             if leaving:
                 self.keep_only(*(name for name in self._modules if name not in leaving))
+
+    def _bring(self, stages: Stages, missing: Sequence[str]) -> None:
+        if not missing:
+            return
+        with stages.stage("load", len(missing)):
+            for i, name in enumerate(missing):
+                stages.tell(i, len(missing), name)
+                self._modules[name] = self.team.together(partial(self._load, name))
+                stages.tell(i + 1, len(missing), name)
+                stages.gate()
 
     def check_files(self, *names: str) -> None:
         """Look at the headers of all files that `names` lie in, unless they are loaded: a damaged download is known before

@@ -44,24 +44,35 @@ def computed_calls(calls: int, options: PolicyOptions) -> int | None:
     if isinstance(options, Forecast):
         return calls - len(pattern_skips(calls, options))
     if isinstance(options, Reuse) and options.threshold is None:
-        reused = run = 0
-        window = reuse_window(calls, options)
-        for step in window:
-            run = 0 if is_refreshed(step, window, options) or run >= options.max_consecutive_reuse else run + 1
-            reused += run > 0
-        return calls - reused
+        return calls - _most_reused(calls, options)
     return None if isinstance(options, Reuse | Adaptive) else calls
 
 
 def meaningless(calls: int, options: PolicyOptions) -> str | None:
     """Why `options` cannot skip any of so few calls, or None."""
     told = f"has no meaning for {counted(calls, 'call')}"
-    if isinstance(options, Reuse) and options.mode != "off" and not reuse_window(calls, options):
-        return f"reuse {told}: all are computed"
-    if isinstance(options, Forecast | Adaptive) and len(skip_window(calls, options)) < _round(options):
-        name = type(options).__name__.lower()
-        return f"{name} {told}, its window is too short: all are computed"
+    if isinstance(options, Reuse):
+        window = reuse_window(calls, options)
+        if options.mode == "off" or _most_reused(calls, options):
+            return None
+        steps = f", its fields refresh all of its window, steps {window.start} to {window.stop - 1}" if window else ""
+        return f"reuse {told}{steps}: all are computed"
+    if isinstance(options, Forecast | Adaptive):
+        window = skip_window(calls, options)
+        if isinstance(options, Adaptive) and options.profile is None:  # which decides by an error measured before
+            window = range(max(window.start, options.order + 2), window.stop)
+        if len(window) < _round(options):
+            return f"{type(options).__name__.lower()} {told}, its window is too short: all are computed"
     return None
+
+
+def _most_reused(calls: int, options: Reuse) -> int:
+    """Steps that reuse where no threshold forbids it."""
+    window, reused, run = reuse_window(calls, options), 0, 0
+    for step in window:
+        run = 0 if is_refreshed(step, window, options) or run >= options.max_consecutive_reuse else run + 1
+        reused += run > 0
+    return reused
 
 
 def _round(options: Forecast | Adaptive) -> int:

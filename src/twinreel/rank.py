@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from multiprocessing.connection import Connection
 from typing import TYPE_CHECKING, Any
 
+from .errors import is_fatal
 from .launch import seat
 from .parallel.team import is_agreed, portable
 from .ranks import PULSE, get, put
@@ -31,6 +32,7 @@ class Line:
         self._orders: queue.SimpleQueue[tuple[Any, ...]] = queue.SimpleQueue()
         self._cancelled: set[int] = set()
         self._working = False
+        self.recorded = threading.Semaphore(0)  # values that the other end is done with
 
     def settings(self) -> Any:
         """What comes first; without an other end this process ends."""
@@ -48,6 +50,8 @@ class Line:
                 os._exit(0)
             if kind == "cancel":
                 self._cancelled.add(values[0])
+            elif kind == "recorded":
+                self.recorded.release()
             else:
                 self._orders.put((kind, *values))
 
@@ -62,7 +66,7 @@ class Line:
     def next(self) -> tuple[int, str, tuple[Any, ...], bool]:
         """The next order's number, its working folder, what it is, and whether the values between stages are wanted."""
         _, number, folder, order, followed = self._orders.get()
-        self._working = True
+        self._working, self.recorded = True, threading.Semaphore(0)
         return number, folder, order, followed
 
     def cancelled(self, number: int) -> bool:
@@ -102,7 +106,7 @@ def main() -> int:
             os.chdir(folder)
             result = perform(engine, line, number, order, followed)
         except Exception as error:  # the edge of the run: it ends with its cause
-            line.say("failed", portable(error), is_agreed(error))
+            line.say("failed", portable(error), is_agreed(error) and not is_fatal(error))
         else:
             line.say("done", result if engine.team.leads else None)
 
@@ -120,6 +124,7 @@ def perform(engine: Engine, line: Line, number: int, order: tuple[Any, ...], fol
     def boundary(name: str, values: Mapping[str, Any], part: int = 0, parts: int = 1) -> None:
         if leads:
             line.say("boundary", name, {key: _on_host(value) for key, value in values.items()}, part, parts)
+            line.recorded.acquire()
 
     method, *arguments = order
     follow = {"boundary": boundary} if followed else {}

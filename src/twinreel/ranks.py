@@ -15,6 +15,7 @@ from multiprocessing import Pipe
 from multiprocessing.connection import Connection, wait
 from typing import Any
 
+from .errors import ConfigError
 from .launch import MEETING, PATIENCE, environment
 from .stopping import held_back
 from .watch import Boundary, Watch
@@ -77,7 +78,10 @@ class Ranks:
         `watch` and `boundary` are called here with what rank 0 tells. Raises the error that all ranks agreed on; the
         cause of any other, after which the ranks are started anew; RankLost. Each has a note of latents that are kept.
         """
-        folder = os.getcwd()
+        try:
+            folder = os.getcwd()
+        except FileNotFoundError:
+            raise ConfigError("the working folder of this process is gone; change into one that is there") from None
         gone = any(member.process.poll() is not None for member in self._members)
         if gone or len(self._members) < self._count:  # since the last run, or while they were started after it
             self.close()  # which costs this one nothing but time
@@ -136,6 +140,7 @@ class Ranks:
                     watch(*values)
                 elif kind == "boundary" and boundary is not None:
                     boundary(*values)
+                    put(member.line, ("recorded",))
                 elif kind == "done":
                     self._waiting.discard(member.rank)
                     result = values[0] if member.rank == 0 else result
@@ -236,6 +241,7 @@ class Ranks:
         for member in self._members:
             try:
                 put(member.line, ("cancel", self._runs))
+                put(member.line, ("recorded",))  # it may wait for the values that the caller left at
             except OSError:
                 pass
         end = time.monotonic() + ENDING
@@ -245,6 +251,8 @@ class Ranks:
                 assert isinstance(line, Connection)
                 try:
                     kind, *values = self._heard(line)
+                    if kind == "boundary":
+                        put(line, ("recorded",))
                 except (EOFError, OSError):
                     end = 0.0
                     break

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from .config import Choices, EngineConfig, check_config, check_one_device, cuda_number, resolve
 from .errors import ConfigError
 from .launch import PATIENCE, Seat, seat
-from .machine import cuda_memory
+from .machine import Card, cuda_memory
 from .precision import check_weights, parse_precision, running
 from .spec import DiTSpec, Spec
 
@@ -30,7 +30,7 @@ WEIGHTS_SHARE = 0.75  # of a device's memory may be weights of the DiT; rows, ta
 @dataclass(frozen=True)
 class Sizes:
     """What a choice depends on: heads and feed-forward width of the DiT, key and value heads of the conditioner, bytes of
-    the DiT's weights and of the smallest device's memory (None where the ranks run on the CPU or it is not known)."""
+    the DiT's weights and of the smallest memory of the devices that are used (None on the CPU or where it is not known)."""
 
     heads: int
     ffn: int
@@ -40,15 +40,23 @@ class Sizes:
 
 
 def sizes_of(spec: Spec, config: EngineConfig) -> Sizes:
-    """The sizes of a checkpoint and of this machine."""
+    """The sizes of a checkpoint and of this machine's cards that an engine of `config`, which is checked, uses."""
     from .weights import stored_bytes  # with torch
 
-    memory = min((each.total for each in cuda_memory()), default=None) if config.device != "cpu" else None
+    memory = min((card.total for card in _cards(config)), default=0) or None
     dit = f"dit:{spec.partitions[0].name}"
     _, fp8 = parse_precision(config.precision)
     weights = stored_bytes(replace(spec, dit=running(spec.dit, fp8)), dit)
     weights += stored_bytes(spec, dit) if fp8 is not None and fp8.steps else 0
     return Sizes(spec.dit.heads, spec.dit.ffn, spec.text.kv_heads, weights, memory)
+
+
+def _cards(config: EngineConfig) -> Sequence[Card]:
+    """Those of this host's ranks; none for the CPU."""
+    if config.device == "cpu":
+        return ()
+    place, first = seat(), int(config.device.partition(":")[2] or 0)
+    return cuda_memory()[first : first + (place.local_world if place else config.gpus or 1)]
 
 
 # What `check_config` and `cuda_number` settle by themselves; everything else is asked of torch and its kernels.
@@ -210,6 +218,17 @@ def _kernels(choices: Choices, dit: DiTSpec, mesh: Mesh) -> tuple[Relayout | Non
 
     problem = relayout.refusal(choices.device, choices.dtype, dit.head_dim, dit.heads // mesh.tp // mesh.sp)
     return (None, problem) if problem else (Relayout("packed", relayout.pack, relayout.merge), None)
+
+
+def check_alike(parallel: Parallel, choices: Choices, variant: Variant) -> None:
+    """Refuse ranks that have chosen differently, each on its own card. Raises ConfigError on all of them."""
+    from .ops import describe
+
+    mine = f"ops {choices.ops.name}, attention {describe(choices.ops)['attention']}, attend {variant.name}"
+    told = parallel.control.tell_all(mine)
+    if len(set(told)) > 1:
+        ranks = "; ".join(f"rank {rank} {words}" for rank, words in enumerate(told) if words not in told[:rank])
+        raise ConfigError(f"device: the cards do not allow the same: {ranks}; name ops, attention and attend")
 
 
 def settle_variant(variant: Variant, parallel: Parallel, choices: Choices, place: Seat) -> tuple[Parallel, Variant]:

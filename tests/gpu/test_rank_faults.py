@@ -11,6 +11,7 @@ import torch
 from test_engine import ALL, T2VA
 from test_launch import (  # noqa: F401
     good_one_after,
+    test_a_gpu_that_fails_for_good_costs_its_process,
     test_a_killed_rank,
     test_a_rank_killed_between_requests_costs_none,
     test_a_rank_stuck_while_weights_are_loaded,
@@ -23,6 +24,7 @@ from test_launch import (  # noqa: F401
     test_latents_that_are_kept_are_named_with_what_finishes_them,
     test_the_file_is_written_by_rank_0,
     test_twenty_bad_requests_around_a_good_one,
+    test_who_follows_the_values_may_be_slow,
 )
 from twinreel import Engine, EngineConfig, ranks
 from twinreel.demo.tiny import tiny_spec, write_tiny

@@ -19,7 +19,7 @@ from twinreel import Engine, EngineConfig, Request
 from twinreel.layout import shard
 from twinreel.memory.estimate import CUDA_OWN, estimate
 from twinreel.memory.estimate import Setting as Kept
-from twinreel.models.streamed import Hosted, Shelf, Staged, Streamed
+from twinreel.models.streamed import Hosted, Shelf, Staged, Streamed, host_run
 from twinreel.ops import select
 from twinreel.pipeline import predictor
 from twinreel.spec import Spec
@@ -140,6 +140,24 @@ def test_host_memory_is_page_locked_and_given_back() -> None:
     gc.collect()
     assert not is_locked(kept)
     layers_of(Hosted, 3)
+
+
+def test_a_lock_that_is_refused_fails_no_kernel_after_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    device, real, locked = torch.device("cuda", 0), torch.cuda.cudart(), list[int]()
+
+    class Twice:
+        def cudaHostRegister(self, *words: int) -> int:  # noqa: N802
+            locked.append(words[0])
+            real.cudaHostRegister(*words)
+            return int(real.cudaHostRegister(*words))
+
+    monkeypatch.setattr(torch.cuda, "cudart", Twice)
+    try:
+        with pytest.raises(RuntimeError, match="CUDA error 712"):  # already registered
+            host_run(1 << 20, device, device)
+        assert torch.ones(1, device=device).item() == 1
+    finally:
+        real.cudaHostUnregister(locked[0])
 
 
 def is_locked(run: Tensor) -> bool:

@@ -16,6 +16,8 @@ for name in ("fastapi", "uvicorn", "prometheus_client", "python_multipart"):
 from serve_stub import Running, call, until
 from test_serve_engine import (  # noqa: F401
     test_a_killed_engine_resumes_at_decode,
+    test_a_policy_that_skips_nothing_is_warned_of,
+    test_an_engine_that_ends_between_jobs_is_replaced,
     test_both_partitions_give_the_bits_of_an_engine_at_home,
     test_cancel_ends_within_a_step,
     test_the_cache_is_used_and_changes_nothing,

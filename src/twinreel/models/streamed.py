@@ -202,8 +202,10 @@ def host_run(size: int, device: torch.device, owner: object) -> Tensor:
     start = -base.data_ptr() % PAGESIZE
     run = base[start : start + whole]
     if device.type == "cuda":
-        error = int(torch.cuda.cudart().cudaHostRegister(run.data_ptr(), run.nbytes, 1))
+        with torch.cuda.device(device):  # a fresh thread would open a context on the first device
+            error = int(torch.cuda.cudart().cudaHostRegister(run.data_ptr(), run.nbytes, 1))
         if error:
+            _forget_error(device)
             raise RuntimeError(
                 f"{run.nbytes / 2**30:.2f} GiB of host memory cannot be page-locked (CUDA error {error}); give less "
                 "with host_memory, or use residency mapped"
@@ -212,9 +214,18 @@ def host_run(size: int, device: torch.device, owner: object) -> Tensor:
     return run[:size]
 
 
+def _forget_error(device: torch.device) -> None:
+    """The runtime keeps the error that a call has returned until the next kernel is launched, which would fail for it."""
+    try:
+        torch.ones(1, device=device)
+    except RuntimeError:
+        pass
+
+
 def _unlock(run: Tensor, device: torch.device) -> None:
-    torch.cuda.synchronize(device)  # a copy may be under way
-    torch.cuda.cudart().cudaHostUnregister(run.data_ptr())
+    with torch.cuda.device(device):
+        torch.cuda.synchronize()  # a copy may be under way
+        torch.cuda.cudart().cudaHostUnregister(run.data_ptr())
 
 
 def _attach(layer: nn.Module, views: Mapping[str, Tensor]) -> None:

@@ -51,6 +51,7 @@ class Axis:
             return x
         import torch.distributed as dist
 
+        self._keep_pace()
         self.measured("all_reduce", x, lambda: dist.all_reduce(x, group=self.group))
         return x
 
@@ -69,6 +70,7 @@ class Axis:
             return Exchange(self, "all_gather", x, x.unsqueeze(0), None)
         import torch.distributed as dist
 
+        self._keep_pace()
         arrived = x.new_empty(self.size, *x.shape)
         single = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor  # PyTorch 2.13 renamed it
         work = single(arrived, x.unsqueeze(0), group=self.group, async_op=True)
@@ -95,6 +97,7 @@ class Axis:
         import torch.distributed as dist
 
         assert x.shape[0] == self.size and x.is_contiguous(), (tuple(x.shape), x.stride())
+        self._keep_pace()
         arrived = torch.empty_like(x)
         work = dist.all_to_all_single(arrived, x, group=self.group, async_op=True)
         return Exchange(self, "all_to_all", x[1:], arrived, work)  # our own part moves nowhere
@@ -108,6 +111,7 @@ class Axis:
             return ballot
         import torch.distributed as dist
 
+        self._keep_pace()
         self.measured("vote", ballot, lambda: dist.all_reduce(ballot, op=dist.ReduceOp.MAX, group=self.group))
         return ballot
 
@@ -136,6 +140,10 @@ class Axis:
         box = [value]
         dist.broadcast_object_list(box, group=self.group, group_src=0)
         return box[0]
+
+    def _keep_pace(self) -> None:
+        if self.meter is not None:
+            self.meter.keep_pace()
 
     def measured(self, kind: str, x: Tensor, collective: Callable[[], Any], since: Any = None) -> None:
         """Run a collective that moves `x`, or the wait for one, and have the meter take note of it; `since`: see there."""

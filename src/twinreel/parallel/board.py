@@ -141,6 +141,7 @@ class Board:
         room = [max(a, b) for a, b in zip(there, wanted + [0] * len(there), strict=False)]
         self._team.together(self._settle)  # nobody lets go of what another one may still write into
         self._memory, self._room = None, ()
+        self._team.together(self._make_room)  # nobody maps it any more
         with torch.inference_mode(False):  # it outlives this request, and is written to outside of one
             memory = self._team.together(lambda: self._allocate(sum(room)))
             memory.meet()
@@ -202,6 +203,10 @@ class Board:
             rank = (axis.rank + step) % axis.size
             places[rank][axis.rank].copy_(x[rank])
             memory.signal(rank, slot)
+
+    def _make_room(self) -> None:
+        if self._side is not None:
+            torch.cuda.empty_cache()  # such memory is not the allocator's, which would keep what it has set aside
 
     def _settle(self) -> None:
         if self._side is not None:

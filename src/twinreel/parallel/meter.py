@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
+AHEAD = 2  # collectives that may be queued on a GPU behind the one that it works on
 VOTE = ".vote"  # a rank that waits there waits for the others; little is moved
 
 
@@ -55,6 +56,12 @@ class Meter:
             begin = time.monotonic()
             yield
             cost.exposed += time.monotonic() - begin
+
+    def keep_pace(self) -> None:
+        """Before a collective is queued: wait until the GPU has done all but the last few. The time that a collective may
+        take counts from when it is queued, and a GPU may have a whole step to do before it."""
+        if len(self._waits) >= AHEAD:
+            self._waits[-AHEAD][2].synchronize()
 
     def carried(self, kind: str, start: Any, end: Any) -> None:
         """Two events of another stream: a collective was on its way between them."""

@@ -67,7 +67,8 @@ class Door:
         setting = _setting(config, spec, self.device)
         ranks = config.gpus or 1
         asked = Asked(config.residency, config.adaln, config.row_chunk, ranks, refusals(setting.fp8, spec, ranks))
-        free = free_memory(config.host_memory, None if self.device is None else cuda_memory()[self.device].free)
+        cards = [] if self.device is None else cuda_memory()[self.device : self.device + ranks]
+        free = free_memory(config.host_memory, min((card.free for card in cards), default=None))
         rows = count_rows(segment_rows(plan, tokens, spec))
         choice = admit(choose(asked, plan, rows, spec, setting, free), asked, free)
         made = replace(setting, residency=choice.residency, adaln=choice.adaln, row_chunk=choice.row_chunk)
@@ -104,7 +105,7 @@ def plan_request(request: Request, config: EngineConfig) -> dict[str, Any]:
         del facts[name]
     facts |= {"policy": format_policy(policy), "computed_calls": computed_calls(plan.calls, policy)}
     idle = meaningless(plan.calls, policy)
-    ranks, memory = config.gpus or 1, {"host": host_memory()}
+    ranks, memory = door.config.gpus or 1, {"host": host_memory()}
     if number is not None:
         cards = cuda_memory()[number : number + ranks]
         memory["device"] = min(cards, key=lambda card: card.free)
@@ -213,7 +214,8 @@ def verdict(
     stages: Mapping[str, Mapping[str, int]], memory: Mapping[str, Memory | None], ranks: int = 1
 ) -> dict[str, Any]:
     """Peaks over all stages of each of `ranks` ranks against what is free: `fits` is None where the machine does not
-    tell. A rank has a device of its own, `memory` that of the fullest; the host's is for all of them."""
+    tell, unless all there is would be too little. A rank has a device of its own, `memory` that of the fullest;
+    the host's is for all of them."""
     peaks = {name: max(stage[name] for stage in stages.values()) for name in memory}
     facts: dict[str, Any] = {"peak": peaks, "fits": True, "why": []}
     for name, peak in peaks.items():
@@ -223,10 +225,11 @@ def verdict(
             why = f"{name}: this machine does not tell its memory"
         else:
             enough = peak * (ranks if name == "host" else 1) * NEAR <= there.free
-            facts["fits"] = False if not enough else facts["fits"]
+            facts["fits"] = False if not enough else facts["fits"] and (there.told or None)
             free, total = there.free / 2**30, there.total / 2**30
             by = f" by each of {ranks} ranks" if ranks > 1 else ""
-            why = f"{name}: {_size(peak)} needed{by}, {free:.1f} of {total:.1f} GiB free"
+            room = f"{free:.1f} of {total:.1f} GiB free" if there.told else f"{total:.1f} GiB in all, free is not told"
+            why = f"{name}: {_size(peak)} needed{by}, {room}"
         facts["why"].append(why)
     return facts
 

@@ -78,6 +78,9 @@ class Dispatcher:
     def _loop(self) -> None:
         try:
             while not self._stop.is_set():
+                if self.engine == "ready" and not self.runner.alive:
+                    self.engine, self.cause = "failed", "the engine ended while it had nothing to do"
+                    log.error(self.cause)
                 if self.engine != "ready" and not self._start_engine():
                     continue
                 try:
@@ -118,6 +121,8 @@ class Dispatcher:
                 log.info("engine ready")
                 return True
             except EngineLost as error:
+                if self._stop.is_set():  # it is ours to end then
+                    return False
                 self.engine, self.cause = "failed", str(error)
                 log.error("engine did not start: %s", error)
                 self._stop.wait(pause)

@@ -58,6 +58,7 @@ class Results:
         present = {kind: name for kind, (name, _) in TYPES.items() if (self.folder / name).exists()}
         plan, stages = report["plan"], report["stages"]
         policy = report.get("policy", {})
+        idle = [policy["warning"]] if "warning" in policy else []
         outcome = {
             "files": present,
             "sizes": {name: (self.folder / name).stat().st_size for name in present.values()},
@@ -67,7 +68,7 @@ class Results:
             "stages": {name: record["seconds"] for name, record in stages.items()},
             "peaks": {name: record["peak_bytes"] for name, record in stages.items()},
             "cache": report.get("conditioning", {}),
-            "warnings": [*plan.get("warnings", ()), *report.get("warnings", ()), *report.get("faults", ())],
+            "warnings": [*plan.get("warnings", ()), *report.get("warnings", ()), *idle, *report.get("faults", ())],
             "resumed": resumed,
         }
         target = outcome_file(self.folder)

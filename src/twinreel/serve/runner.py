@@ -45,6 +45,11 @@ class Runner(Protocol):
     `message`) or `cancelled`. Files are named relative to the job's folder.
     """
 
+    @property
+    def alive(self) -> bool:
+        """Whether the engine is up."""
+        ...
+
     def start(self) -> dict[str, Any]:
         """Bring the engine up, warm; returns what it says of itself. Raises EngineLost."""
         ...
@@ -77,6 +82,11 @@ class EngineRunner:
         """The engine's process, while there is one."""
         return self._child.pid if self._child else None
 
+    @property
+    def alive(self) -> bool:
+        """Whether the process runs."""
+        return self._child is not None and self._child.alive
+
     def start(self) -> dict[str, Any]:
         """Start the process and wait until it is warm."""
         self._end()
@@ -95,7 +105,7 @@ class EngineRunner:
     def run(self, work: Work) -> Iterator[dict[str, Any]]:
         """Hand the job over and pass its events on."""
         child = self._child
-        if child is None or not child.alive:
+        if child is None or not self.alive:
             raise EngineLost("the engine is not running")
         self._cancelled_at, self._job, self._turn = 0.0, work.id, self._turn + 1
         try:

@@ -16,7 +16,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..errors import Cancelled, CheckpointError, ConfigError, RequestError
+from ..errors import Cancelled, CheckpointError, ConfigError, RequestError, is_fatal
 from ..request_json import request_from_json
 from ..watch import Event
 from .child import Voice
@@ -62,11 +62,6 @@ def main(words: Sequence[str] | None = None) -> int:
             )
             if is_fatal(error):
                 return 1
-
-
-def is_fatal(error: Exception) -> bool:
-    """Whether the device can be trusted no more after this error (a CUDA fault stays in its process for good)."""
-    return type(error).__name__ == "AcceleratorError" or "CUDA error" in str(error)
 
 
 class Orders:

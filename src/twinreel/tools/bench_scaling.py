@@ -37,9 +37,10 @@ from ..scratch import scratch
 from ..spec import Spec
 from ..topology import Sizes as Heads
 from ..topology import choose_mesh, choose_variant
+from ..watch import Watch, ignore
 from .bench import Flags, refusing
 from .scaling_record import Case, Record, base_path, each_card, held, parse_case, read_base
-from .workers import follow, start
+from .workers import divide, follow, start
 
 # sp, tp; that of three ranks is for the bundled model
 MESHES = ((1, 1), (2, 1), (1, 2), (3, 1), (4, 1), (2, 2), (1, 4), (8, 1))
@@ -114,7 +115,9 @@ def main(words: Sequence[str]) -> int:
     check_positive(vars(flags), ("gpus", "frames", "text", "seconds", "calls", "budget", "case_limit"))
     with redirect_stdout(sys.stderr) if flags.json else nullcontext():
         with refusing(vars(flags), seen):
-            cases, settings, left_out = prepare(flags)
+            # on CUDA elsewhere: what has tried a card holds a part of it, in exclusive mode all of it
+            (prepared,) = divide(prepare, [flags]) if flags.device == "cuda" else [prepare(flags)]
+            cases, settings, left_out = prepared
         with held(flags.out):
             record = Record(flags.out, settings.alike)
             if not read_base(Path(settings.base), settings.alike, settings.rows) and record.has("sp1"):
@@ -152,7 +155,7 @@ def measure(cases: Sequence[Case], settings: Settings, record: Record, flags: ar
             pool.close()
 
 
-def prepare(flags: argparse.Namespace) -> tuple[list[Case], Settings, list[str]]:
+def prepare(flags: argparse.Namespace, watch: Watch = ignore) -> tuple[list[Case], Settings, list[str]]:
     """What to measure, under what, and what of it is left out, in words: all that can be known before there are ranks.
     Raises ValueError, MemoryError, ConfigError, RequestError."""
     words = [parse_case(text.strip()) for text in flags.only.split(",")] if flags.only is not None else None

@@ -45,10 +45,11 @@ def _runs(function: Callable[[], object], device: torch.device, count: int) -> l
             marks.append(time.perf_counter())
         return [after - before for before, after in zip(marks, marks[1:], strict=False)]
     events = [torch.cuda.Event(enable_timing=True) for _ in range(count + 1)]
-    events[0].record()
+    stream = torch.cuda.current_stream(device)  # `device` need not be the current one, whose stream is idle
+    events[0].record(stream)
     for event in events[1:]:
         function()
-        event.record()
+        event.record(stream)
     torch.cuda.synchronize(device)
     return [before.elapsed_time(after) / 1e3 for before, after in zip(events, events[1:], strict=False)]
 
@@ -112,20 +113,18 @@ def digits(rate: float) -> str:
 
 
 def card(device: torch.device) -> dict[str, str]:
-    """Name, and on CUDA the clocks, power and temperature as nvidia-smi tells them now."""
+    """Name, and on CUDA the clocks, power and temperature as nvidia-smi tells them now, where it knows the card."""
     if device.type != "cuda":
         return {"device": str(device)}
     facts = {"device": torch.cuda.get_device_name(device)}
-    if shutil.which("nvidia-smi"):
+    # nvidia-smi counts all cards of the machine in an order of its own
+    uuid = getattr(torch.cuda.get_device_properties(device), "uuid", None)
+    if uuid is not None and shutil.which("nvidia-smi"):
         fields = ("clocks.sm", "clocks.mem", "power.draw", "temperature.gpu")
-        command = [
-            "nvidia-smi",
-            f"--query-gpu={','.join(fields)}",
-            "--format=csv,noheader",
-            f"--id={device.index or 0}",
-        ]
+        command = ["nvidia-smi", f"--query-gpu={','.join(fields)}", "--format=csv,noheader", f"--id=GPU-{uuid}"]
         done = subprocess.run(command, capture_output=True, text=True, timeout=20)
-        facts |= dict(zip(fields, (word.strip() for word in done.stdout.split(",")), strict=False))
+        if not done.returncode:
+            facts |= dict(zip(fields, (word.strip() for word in done.stdout.split(",")), strict=False))
     return facts
 
 

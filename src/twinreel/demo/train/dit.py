@@ -209,9 +209,9 @@ def fill_held(encoders: Encoders, recipe: DitRecipe, device: torch.device) -> li
 @torch.no_grad()
 def check(model: Model, held: Batches, batch: int) -> dict[str, float]:
     """Losses on unseen scenes with the averaged weights, at fixed base times and with fixed noise, by task."""
-    devices = [0] if held.shelves[0].video.is_cuda else []
+    device = held.shelves[0].video.device
     facts: dict[str, float] = {}
-    with torch.random.fork_rng(devices):
+    with torch.random.fork_rng([device] if device.type == "cuda" else []):
         torch.manual_seed(0)
         for task, _ in held.tasks:
             groups = held.groups[0][task]
