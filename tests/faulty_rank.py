@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import time
 from typing import Any
 
 from twinreel import launch, pipeline, rank
@@ -31,7 +32,10 @@ def main() -> int:
         calls += 1
         if "explode" in prompt and here.rank == 1 and calls == 2:
             raise ZeroDivisionError("rank 1 divided by nothing")
-        return forward(dit, *arguments)
+        made = forward(dit, *arguments)
+        if "dawdle" in prompt and here.rank == 1 and calls == 2:
+            time.sleep(15 * PATIENCE)
+        return made
 
     def policy(options: Any, setting: Any) -> Any:
         if here.rank == 1 and setting.calls + 1 == REFUSED_STEPS:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -19,6 +18,7 @@ from PIL import Image
 
 import faulty_rank
 from test_engine import T2VA
+from test_launcher import free_port
 from twinreel import Cancelled, ConfigError, Engine, EngineConfig, Keyframe, Reference, Request, RequestError, ranks
 from twinreel.watch import Event, ignore
 
@@ -58,12 +58,6 @@ def good_one_after(engine: Engine, wanted: dict[str, str]) -> Iterator[None]:
     yield
     assert engine.generate(T2VA).report["sha256"] == wanted
     assert not torch.distributed.is_initialized()
-
-
-def free_port() -> str:
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        return str(listener.getsockname()[1])
 
 
 def pids(engine: Engine) -> list[int]:
@@ -190,6 +184,13 @@ def test_an_exception_on_rank_1_in_the_middle_of_a_step(engine: Engine) -> None:
         engine.generate(replace(T2VA, prompt="explode"))
     assert time.monotonic() - start < MOST
     assert "on rank 1 of 2" in caught.value.__notes__ and not set(before) & set(pids(engine))
+
+
+def test_a_rank_that_is_late_for_a_vote(engine: Engine) -> None:
+    before, start = pids(engine), time.monotonic()
+    with pytest.raises(RuntimeError, match=r"Timed out|signal SIGABRT \(often because an exchange"):
+        engine.generate(replace(T2VA, prompt="dawdle"))
+    assert time.monotonic() - start < MOST and not set(before) & set(pids(engine))
 
 
 def test_a_killed_rank(engine: Engine) -> None:
@@ -368,32 +369,3 @@ def test_torchrun_and_a_second_engine_beside_the_first(model: str, engine: Engin
     lines = done.stdout.splitlines()
     assert len(lines) == 1 and json.loads(lines[0])["ok"] and out.is_file()
     assert json.loads(lines[0])["sha256"]["frames"] == engine.generate(T2VA).report["sha256"]["frames"]
-
-
-def waiting(model: str, rank: int, port: str) -> subprocess.Popen[str]:
-    """A launcher's process whose other rank never comes."""
-    words = ["generate", "x", "--model", model, "--device", "cpu", "-o", str(Path(model) / "never.npz")]
-    place = {"WORLD_SIZE": "2", "RANK": str(rank), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
-    own = {**os.environ, **place, "PYTHONPATH": os.pathsep.join(folder for folder in sys.path if folder)}
-    return subprocess.Popen([sys.executable, "-m", "twinreel", *words], stderr=subprocess.PIPE, text=True, env=own)
-
-
-def test_a_process_that_waits_for_the_others_hears_signals(model: str) -> None:
-    with waiting(model, 0, free_port()) as first, waiting(model, 1, free_port()) as second:
-        assert first.stderr is not None
-        assert any("rank 0 waits at" in line for line in first.stderr)  # and rank 1 has as long to get there
-        for process, number in ((first, signal.SIGINT), (second, signal.SIGTERM)):
-            process.send_signal(number)
-            start = time.monotonic()
-            _, told = process.communicate(timeout=MOST)
-            assert process.returncode == 128 + number, told
-            assert time.monotonic() - start < MOST and "it ended where it stood" in told, told
-
-
-def test_a_meeting_place_that_is_taken_is_named(model: str) -> None:
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        listener.listen()
-        with waiting(model, 0, str(listener.getsockname()[1])) as process:
-            _, told = process.communicate(timeout=MOST)
-    assert process.returncode == 3 and "in use" in told and "name another MASTER_PORT" in told, told

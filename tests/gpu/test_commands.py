@@ -20,7 +20,7 @@ import torch
 for name in ("tyro", "rich", "av"):
     pytest.importorskip(name)
 
-from test_launch import free_port
+from test_launcher import free_port
 from twinreel.demo.tiny import tiny_spec, write_tiny
 
 pytestmark = [

@@ -15,6 +15,7 @@ from test_launch import (  # noqa: F401
     test_a_killed_rank,
     test_a_rank_killed_between_requests_costs_none,
     test_a_rank_stuck_while_weights_are_loaded,
+    test_a_rank_that_is_late_for_a_vote,
     test_a_stuck_rank,
     test_an_error_of_one_rank_before_the_loop_is_everyones,
     test_an_error_of_the_watch_ends_the_run,

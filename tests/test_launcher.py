@@ -1,0 +1,48 @@
+"""A process that a launcher has started, or says it has: waiting for the others."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+MOST = 30.0  # seconds
+
+
+def free_port() -> str:
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        return str(listener.getsockname()[1])
+
+
+def waiting(model: str, rank: int, port: str) -> subprocess.Popen[str]:
+    """A launcher's process whose other rank never comes."""
+    words = ["generate", "x", "--model", model, "--device", "cpu", "-o", str(Path(model) / "never.npz")]
+    place = {"WORLD_SIZE": "2", "RANK": str(rank), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+    own = {**os.environ, **place, "PYTHONPATH": os.pathsep.join(folder for folder in sys.path if folder)}
+    return subprocess.Popen([sys.executable, "-m", "twinreel", *words], stderr=subprocess.PIPE, text=True, env=own)
+
+
+def test_a_process_that_waits_for_the_others_hears_signals(tiny_original: Path) -> None:
+    with waiting(str(tiny_original), 0, free_port()) as first, waiting(str(tiny_original), 1, free_port()) as second:
+        assert first.stderr is not None
+        assert any("rank 0 waits at" in line for line in first.stderr)  # and rank 1 has as long to get there
+        for process, number in ((first, signal.SIGINT), (second, signal.SIGTERM)):
+            process.send_signal(number)
+            start = time.monotonic()
+            _, told = process.communicate(timeout=MOST)
+            assert process.returncode == 128 + number, told
+            assert time.monotonic() - start < MOST and "it ended where it stood" in told, told
+
+
+def test_a_meeting_place_that_is_taken_is_named(tiny_original: Path) -> None:
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        listener.listen()
+        with waiting(str(tiny_original), 0, str(listener.getsockname()[1])) as process:
+            _, told = process.communicate(timeout=MOST)
+    assert process.returncode == 3 and "in use" in told and "name another MASTER_PORT" in told, told
