@@ -8,6 +8,7 @@ differ from Qwen's on purpose.
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable
 from pathlib import Path
 
 from ..spec import PROJECT_TOKENS
@@ -41,7 +42,11 @@ def token_ids() -> dict[str, int]:
 
 def write_tokenizer(folder: Path) -> dict[str, int]:
     """Write vocab.json, merges.txt and tokenizer_config.json into `folder`; returns every token's id."""
-    ids = token_ids()
+    return write_files(folder, token_ids(), MERGES)
+
+
+def write_files(folder: Path, ids: dict[str, int], merges: Iterable[str]) -> dict[str, int]:
+    """`write_tokenizer` for any vocabulary that ends with the released special tokens; returns `ids`."""
     folder.mkdir(parents=True, exist_ok=True)
     marks = {"lstrip": False, "normalized": False, "rstrip": False, "single_word": False}
     extra = {*SPECIAL, *ADDED, *PROJECT_TOKENS}
@@ -64,6 +69,6 @@ def write_tokenizer(folder: Path) -> dict[str, int]:
     }
     words = {token: number for token, number in ids.items() if token not in extra}
     (folder / "vocab.json").write_text(json.dumps(words, ensure_ascii=False), encoding="utf-8")
-    (folder / "merges.txt").write_text("\n".join(MERGES) + "\n", encoding="utf-8")
+    (folder / "merges.txt").write_text("\n".join(merges) + "\n", encoding="utf-8")
     (folder / "tokenizer_config.json").write_text(json.dumps(config, indent=2), encoding="utf-8")
     return ids

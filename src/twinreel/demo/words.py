@@ -6,13 +6,12 @@ another word: every word of the captions is one token, and any other text falls 
 
 from __future__ import annotations
 
-import json
 from functools import lru_cache
 from pathlib import Path
 
 from ..spec import PROJECT_TOKENS
 from .captions import SECTIONS, WORDS
-from .tiny_tokenizer import ADDED, SPECIAL, byte_letters
+from .tiny_tokenizer import ADDED, SPECIAL, byte_letters, write_files
 
 SPACE = "Ġ"  # how byte-level vocabularies spell a leading space
 PLAIN = ("an", "the", "from", "starting", "ending", "nothing")  # words that open a caption
@@ -47,29 +46,4 @@ def token_ids() -> dict[str, int]:
 
 def write_tokenizer(folder: Path) -> dict[str, int]:
     """Write vocab.json, merges.txt and tokenizer_config.json into `folder`; returns every token's id."""
-    ids = token_ids()
-    folder.mkdir(parents=True, exist_ok=True)
-    marks = {"lstrip": False, "normalized": False, "rstrip": False, "single_word": False}
-    config = {
-        "add_bos_token": False,
-        "add_prefix_space": False,
-        "added_tokens_decoder": {
-            str(ids[token]): {"content": token, **marks, "special": token in SPECIAL} for token in SPECIAL + ADDED
-        },
-        "additional_special_tokens": [*SPECIAL[1:], *PROJECT_TOKENS],
-        "bos_token": None,
-        "clean_up_tokenization_spaces": False,
-        "eos_token": "<|im_end|>",
-        "errors": "replace",
-        "model_max_length": 262144,
-        "pad_token": "<|endoftext|>",
-        "split_special_tokens": False,
-        "tokenizer_class": "Qwen2Tokenizer",
-        "unk_token": None,
-    }
-    special = {*SPECIAL, *ADDED, *PROJECT_TOKENS}
-    words = {token: number for token, number in ids.items() if token not in special}
-    (folder / "vocab.json").write_text(json.dumps(words, ensure_ascii=False), encoding="utf-8")
-    (folder / "merges.txt").write_text("\n".join(" ".join(pair) for pair in merges()) + "\n", encoding="utf-8")
-    (folder / "tokenizer_config.json").write_text(json.dumps(config, indent=2), encoding="utf-8")
-    return ids
+    return write_files(folder, token_ids(), (" ".join(pair) for pair in merges()))
