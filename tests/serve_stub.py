@@ -30,7 +30,7 @@ STEPS = 5
 
 
 class StubRunner:
-    """Writes bytes that follow from the request. The prompt may say slow, crash, crash once, fail."""
+    """Writes bytes that follow from the request. The prompt may say slow, crash, rank, both of them once, gone, fail."""
 
     alive = True
 
@@ -56,6 +56,8 @@ class StubRunner:
 
     def run(self, work: Work) -> Iterator[dict[str, Any]]:
         self.ran.append(work.id)
+        if "gone" in work.body["prompt"] and self.ran.count(work.id) < 2:
+            raise EngineLost("the engine is not running")
         self._note(f"begin {work.id}")
         folder, prompt = Path(work.folder), work.body["prompt"]
         saved = folder / "latents.safetensors"
@@ -75,6 +77,10 @@ class StubRunner:
             return
         resumed = saved.exists()
         saved.write_bytes(b"latents of " + prompt.encode())
+        yield {"event": "progress", "stage": "decode", "done": 0, "total": 1, "eta": None, "note": ""}
+        if "rank" in prompt and not ("once" in prompt and resumed):
+            yield {"event": "failed", "kind": "RankLost", "field": None, "message": "rank 1 ended by signal SIGKILL"}
+            return
         if "crash" in prompt and not ("once" in prompt and resumed):
             raise EngineLost("the engine ended: signal SIGKILL; its last words: OSError: /srv/weights/part.safetensors")
         yield {"event": "progress", "stage": "decode", "done": 1, "total": 1, "eta": 0.0, "note": ""}

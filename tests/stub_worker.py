@@ -37,6 +37,9 @@ def main() -> None:
         if word == "leave":
             print("the last words", file=sys.stderr, flush=True)
             os._exit(7)
+        if word == "last":
+            voice.say(event="failed", kind="AcceleratorError", message="CUDA error", field=None, last=True)
+            time.sleep(1000)
         if word in ("hang", "deaf"):
             time.sleep(1000)
         try:

@@ -102,6 +102,21 @@ def test_what_took_the_name_of_the_latents_is_not_taken_for_them(
         assert load_latents(elsewhere / LATENTS, engine.parts.spec)
 
 
+def test_latents_of_which_nobody_can_say_whether_they_are_there_are_told(
+    engine: Engine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stat, latents, refused = os.stat, tmp_path / LATENTS, PermissionError(errno.EACCES, "Permission denied")
+
+    def watch(event: Event) -> None:
+        if event.stage == "decode" and event.done:
+            monkeypatch.setattr(
+                os, "stat", lambda path, **more: fail(refused) if path == latents else stat(path, **more)
+            )
+
+    report = engine.render(T2VA, tmp_path / "a.mp4", watch=watch)
+    assert f"latents: {latents} is done with, and stays (Permission denied)" in report["warnings"]
+
+
 def fail(error: Exception) -> Any:
     raise error
 

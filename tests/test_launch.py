@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
+from threading import Thread
 
 import pytest
 import torch
@@ -128,6 +129,27 @@ def test_a_gpu_that_fails_for_good_costs_its_process(engine: Engine) -> None:
     with pytest.raises(RuntimeError, match="CUDA error"):
         engine.generate(replace(T2VA, steps=6))
     assert not set(before) & set(pids(engine))  # though all ranks have agreed on the error
+
+
+@pytest.mark.parametrize("where", ["watch", "boundary", "thread"])
+def test_an_engine_closed_in_mid_run_ends_it_and_starts_nothing(model: str, where: str) -> None:
+    other = Engine(EngineConfig(model=model, device="cpu", threads=1, gpus=2))
+    children, closing = pids(other), Thread(target=other.close)
+
+    def act() -> None:
+        closing.start() if where == "thread" else other.close()
+
+    def boundary(name: str, tensors: dict[str, torch.Tensor], part: int = 0, parts: int = 1) -> None:
+        if where == "boundary" and name == "velocity":
+            act()
+
+    watch = ignore if where == "boundary" else at_step(1, act)
+    start = time.monotonic()
+    with pytest.raises(RuntimeError, match="the engine was closed in the middle of this run"):
+        other.generate(replace(T2VA, steps=400), watch, boundary if where == "boundary" else None)
+    if where == "thread":
+        closing.join()
+    assert time.monotonic() - start < MOST and not pids(other) and not any(alive(pid) for pid in children)
 
 
 def test_who_follows_the_values_may_be_slow(engine: Engine) -> None:

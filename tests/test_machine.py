@@ -61,6 +61,14 @@ class Nvml:
         return max(0, code)
 
 
+class Whole(Nvml):
+    """Tells of a part of a card what the whole of it has."""
+
+    def nvmlDeviceGetMemoryInfo(self, device: Any, facts: Any) -> int:
+        facts._obj[:2] = (180 * GIB, 170 * GIB)
+        return 0
+
+
 def drivers(monkeypatch: pytest.MonkeyPatch, nvml: Nvml | None) -> None:
     libraries = {"libcuda.so.1": Cuda(), "libnvidia-ml.so.1": nvml}
 
@@ -86,8 +94,9 @@ def test_cards_come_in_the_order_of_cuda_with_what_is_free(monkeypatch: pytest.M
     [
         None, Nvml({"init": NO_PERMISSION}), Nvml({"handle": NO_PERMISSION}), Nvml({"memory": NOT_SUPPORTED}),
         Nvml({"memory": -1}),  # no error, and zeros
+        Whole({}),
     ],
-    ids=["absent", "refused", "no handle", "not supported", "zero"],
+    ids=["absent", "refused", "no handle", "not supported", "zero", "a part"],
 )  # fmt: skip
 def test_what_the_driver_does_not_say_is_not_taken_for_nothing(
     nvml: Nvml | None, monkeypatch: pytest.MonkeyPatch

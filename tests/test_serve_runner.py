@@ -90,6 +90,12 @@ def test_an_engine_that_dies_says_how(runner: EngineRunner) -> None:
         list(runner.run(work("hang")))
 
 
+def test_an_engine_takes_no_job_after_its_last(runner: EngineRunner) -> None:
+    pid = runner.start()["pid"]
+    assert names(runner.run(work("last"))) == ["progress", "failed"] and not runner.alive and not alive(pid)
+    assert runner.start()["pid"] != pid and runner.alive and names(runner.run(work("short")))[-1] == "done"
+
+
 def test_an_engine_that_cannot_start_says_why() -> None:
     runner = EngineRunner([sys.executable, str(WORKER), "broken"])
     with pytest.raises(EngineLost, match="no such weights"):

@@ -66,7 +66,7 @@ def machine() -> dict[str, Any]:
     if not count:
         facts["cuda"] += "; no CUDA device: everything runs on the CPU in fp32, for the miniature and small checks only"
     for number, card in zip_longest(range(count), cuda_memory()[:count]):
-        facts[f"cuda:{number}"] = "the driver does not tell its memory" if card is None else _told(card)
+        facts[f"cuda:{number}"] = _told(card) if card and card.total else "the driver does not tell its memory"
     return facts
 
 

@@ -157,7 +157,7 @@ class Engine:
         refuses to run, whatever it has: RuntimeError."""
         self._turn.end()
         if self._ranks is not None:
-            self._ranks.close()
+            self._ranks.end()
 
     def describe(self) -> dict[str, Any]:
         """What this engine chose on this machine, and why."""

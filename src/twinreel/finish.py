@@ -97,12 +97,13 @@ class Keeping:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
         if error is None:
             self.ending.kept("")
-            if self.path is not None and not self.keep and self._there():
+            if self.path is not None and not self.keep:
                 try:
-                    self.path.unlink(missing_ok=True)
+                    if self._there():
+                        self.path.unlink(missing_ok=True)
                 except OSError as refusal:
                     self.left = f"latents: {self.path} is done with, and stays ({refusal.strerror or refusal})"
-        elif self.path is not None and (self._there() or self._rescued()):
+        elif self.path is not None and (self._found() or self._rescued()):
             error.add_note(self._told())
         elif self.fault:
             error.add_note(self.fault)
@@ -114,11 +115,17 @@ class Keeping:
         return f"the latents are kept in {self.path}; finish with: {self.ending.command(self.path)}"
 
     def _there(self) -> bool:
-        """Whether what bears the latents' name is still the file that was written or read here."""
+        """Whether what bears the latents' name is still the file that was written or read here. OSError: nobody can say."""
         assert self.path is not None and self._held is not None
         try:
             return os.path.samestat(os.fstat(self._held.fileno()), os.stat(self.path))
-        except OSError:  # gone, or on a file system that no longer answers
+        except (FileNotFoundError, NotADirectoryError):
+            return False
+
+    def _found(self) -> bool:
+        try:
+            return self._there()
+        except OSError:  # on a file system that no longer answers, say
             return False
 
     def _rescued(self) -> bool:

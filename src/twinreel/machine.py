@@ -91,6 +91,7 @@ def _card(cuda: ctypes.CDLL, nvml: ctypes.CDLL | None, number: int) -> Card:
         or nvml.nvmlDeviceGetHandleByPciBusId_v2(bus, ctypes.byref(device))
         or nvml.nvmlDeviceGetMemoryInfo(device, ctypes.byref(facts))  # not on every kind of device, nor to everybody
     )
-    if refused or not facts[0]:
+    # of a part of a card (MIG) NVML may tell the whole
+    if refused or not facts[0] or facts[0] > 1.25 * total.value > 0:
         return Card(total.value, total.value, told=False, name=named)
     return Card(facts[0], facts[1], name=named)

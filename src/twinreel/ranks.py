@@ -26,6 +26,7 @@ SILENCE = 25.0  # seconds without one after which a rank counts as stuck
 HUSH = 3.0  # seconds without one after which it is what the others failed for
 GATHERING = 1.0  # seconds after a failure in which the others may say why
 LEAVING = 5.0  # seconds for a process whose line is gone to be gone too
+CLOSED = "the engine was closed in the middle of this run"
 ENDING = 10.0  # seconds to end a run that its caller has left
 
 
@@ -57,6 +58,7 @@ class Ranks:
         self._waiting: set[int] = set()  # ranks of the run that have not ended it
         self._runs = 0
         self._kept = ""  # what rank 0 has said of latents that are in a file
+        self._ended = False
         self.facts: dict[str, Any] = {}
         ready = False
         try:
@@ -108,6 +110,8 @@ class Ranks:
             self._running = self._runs  # not before: a signal's cancel must not cut an order in two
             return self._listen(watch, boundary)
         except (EOFError, OSError) as error:
+            if self._ended:
+                raise RuntimeError(CLOSED) from None
             if not any(member.process.poll() is not None for member in self._members):
                 raise  # an error of the caller's own, such as a watch that writes a file
             raise self._broken(error, None) from None
@@ -120,6 +124,11 @@ class Ranks:
                     put(member.line, ("cancel", self._running))
                 except OSError:
                     pass  # it is gone, which `run` finds out
+
+    def end(self) -> None:
+        """End the ranks for good; a run that goes on elsewhere ends with RuntimeError."""
+        self._ended = True
+        self.close()
 
     def close(self) -> None:
         """End the ranks."""
@@ -134,6 +143,8 @@ class Ranks:
         result: Any = None
         error: BaseException | None = None
         while self._waiting:
+            if self._ended:
+                raise RuntimeError(CLOSED)
             for member, message in self._messages():
                 kind, *values = message
                 if kind == "event":
@@ -238,6 +249,9 @@ class Ranks:
         return error
 
     def _abandon(self) -> None:
+        if self._ended:
+            self._waiting = set()
+            return
         for member in self._members:
             try:
                 put(member.line, ("cancel", self._runs))
@@ -267,6 +281,8 @@ class Ranks:
 
     def _start(self) -> None:
         self._members = []
+        if self._ended:
+            return
         with held_back(), socket.socket() as listener:  # no rank hears Ctrl-C before it can leave it to us
             listener.bind(("127.0.0.1", 0))
             listener.listen(self._count)

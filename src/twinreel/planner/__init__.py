@@ -68,7 +68,7 @@ class Door:
         ranks = config.gpus or 1
         asked = Asked(config.residency, config.adaln, config.row_chunk, ranks, refusals(setting.fp8, spec, ranks))
         cards = [] if self.device is None else cuda_memory()[self.device : self.device + ranks]
-        free = free_memory(config.host_memory, min((card.free for card in cards), default=None))
+        free = free_memory(config.host_memory, min((card.free for card in cards if card.total), default=None))
         rows = count_rows(segment_rows(plan, tokens, spec))
         choice = admit(choose(asked, plan, rows, spec, setting, free), asked, free)
         made = replace(setting, residency=choice.residency, adaln=choice.adaln, row_chunk=choice.row_chunk)
@@ -108,7 +108,7 @@ def plan_request(request: Request, config: EngineConfig) -> dict[str, Any]:
     ranks, memory = door.config.gpus or 1, {"host": host_memory()}
     if number is not None:
         cards = cuda_memory()[number : number + ranks]
-        memory["device"] = min(cards, key=lambda card: card.free)
+        memory["device"] = min((card for card in cards if card.total), key=lambda card: card.free, default=None)
     stages = estimate(plan, count_rows(rows), spec, setting)
     judged = verdict(stages, memory, ranks)
     if config.host_memory is not None:

@@ -20,6 +20,7 @@ from .options import GIB, ServeOptions
 from .runner import EngineLost, Runner, Work, outcome_file
 
 log = logging.getLogger("twinreel.serve")
+RANK_LOST = "RankLost"  # `ranks.RankLost`, by name: nothing of the engine is loaded here
 IDLE = 1.0  # seconds between looks at an empty queue, which is woken anyway
 SWEEP = 60.0
 FIRST_PAUSE, LONGEST_PAUSE = 0.5, 60.0  # before an engine that did not start is started again
@@ -79,8 +80,9 @@ class Dispatcher:
         try:
             while not self._stop.is_set():
                 if self.engine == "ready" and not self.runner.alive:
-                    self.engine, self.cause = "failed", "the engine ended while it had nothing to do"
+                    self.engine, self.cause = "failed", "the engine has ended"
                     log.error(self.cause)
+                    self.metrics.restarts.inc()
                 if self.engine != "ready" and not self._start_engine():
                     continue
                 try:
@@ -120,7 +122,7 @@ class Dispatcher:
                 self.engine, self.cause = "ready", None
                 log.info("engine ready")
                 return True
-            except EngineLost as error:
+            except (EngineLost, OSError) as error:  # such as no process or file to be had
                 if self._stop.is_set():  # it is ours to end then
                     return False
                 self.engine, self.cause = "failed", str(error)
@@ -134,13 +136,17 @@ class Dispatcher:
         self.current = job.id
         self.hub.publish(job.id, State())
         log.info("job %s begins (%s)", job.id, job.task)
+        begun = False
         try:
-            for number, event in enumerate(self.runner.run(work_of(job, folder, self.options))):
-                if number == 0 and self._is_cancelled(job):
+            for event in self.runner.run(work_of(job, folder, self.options)):
+                if not begun and self._is_cancelled(job):
                     self.runner.cancel(job.id)  # asked for after the job was taken and before it ran
+                begun = True
                 self._note(job, folder, event)
         except EngineLost as error:
-            self._lost(job, error)
+            self.engine, self.cause = "restarting", str(error)
+            self.metrics.restarts.inc()
+            self._again(job, type(error).__name__, str(error), blamed=begun)
         finally:
             self.current = None
             self.hub.forget(job.id)
@@ -157,6 +163,8 @@ class Dispatcher:
             self.hub.advance(job.id, preview=state.preview + 1)
         elif kind == "done":
             self._complete(job, folder, event["outcome"])
+        elif kind == "failed" and event.get("kind") == RANK_LOST:  # the others live, and so does the engine
+            self._again(job, RANK_LOST, str(event.get("message")), blamed=True)
         elif kind == "failed":
             error = {name: event.get(name) for name in ("kind", "field", "message")}
             error["message"] = str(error["message"]).replace(f"{folder}/", "")
@@ -191,22 +199,22 @@ class Dispatcher:
         self.metrics.ended.labels(status).inc()
         log.info("job %s %s", job.id, status)
 
-    def _lost(self, job: Job, error: EngineLost) -> None:
-        """The engine went down with the job: try again once from what is saved, then fail with the cause."""
-        self.engine, self.cause = "restarting", str(error)
+    def _again(self, job: Job, kind: str, cause: str, blamed: bool) -> None:
+        """A process went down with the job: try again once from what is saved, then fail with the cause. A job that had not
+        begun is not `blamed` for it, the first time."""
         fresh = self.jobs.get(job.id) or job
+        left, blamed = fresh.starts < self.options.max_starts, blamed or fresh.starts > fresh.crashes + 1
         if self._stop.is_set():
             self.jobs.put_back(job.id)
         elif fresh.cancelling:
             self._end(job, CANCELLED)
-        elif fresh.crashes < self.options.retries and fresh.starts < self.options.max_starts:
-            self.jobs.put_back(job.id, crashed=True)
-            log.error("job %s is tried again: %s", job.id, error)
+        elif left and (not blamed or fresh.crashes < self.options.retries):
+            self.jobs.put_back(job.id, crashed=blamed)
+            log.error("job %s is tried again: %s", job.id, cause)
         else:
             tries = fresh.crashes + 1
-            message = f"{error} (tried {tries} time{'s' * (tries > 1)})"
-            self._end(job, FAILED, error={"kind": "EngineLost", "field": None, "message": message})
-        self.metrics.restarts.inc()
+            message = f"{cause} (tried {tries} time{'s' * (tries > 1)})"
+            self._end(job, FAILED, error={"kind": kind, "field": None, "message": message})
 
     def _tidy(self) -> None:
         if time.monotonic() - self._swept > SWEEP:

@@ -42,7 +42,7 @@ class Runner(Protocol):
 
     Events are dicts with a key `event`: `progress` (`stage`, `done`, `total`, `eta`, `note`), `preview` (`file`), and
     as the last one `done` (`outcome`: `files` by variant, their `sizes`, `sha256`, figures), `failed` (`kind`, `field`,
-    `message`) or `cancelled`. Files are named relative to the job's folder.
+    `message`, `last` when the engine is not `alive` after it) or `cancelled`. Files are named relative to the job's folder.
     """
 
     @property
@@ -85,7 +85,8 @@ class EngineRunner:
     @property
     def alive(self) -> bool:
         """Whether the process runs."""
-        return self._child is not None and self._child.alive
+        child = self._child
+        return child is not None and child.alive
 
     def start(self) -> dict[str, Any]:
         """Start the process and wait until it is warm."""
@@ -112,6 +113,8 @@ class EngineRunner:
             child.send({"do": "run", "turn": self._turn, **asdict(work)})
             for event in self._events(child, self._stall):
                 yield event
+                if event.get("last"):  # it takes no other job
+                    self._end()
                 if event["event"] in ("done", "failed", "cancelled"):
                     return
             raise EngineLost("the engine was stopped")
