@@ -291,51 +291,6 @@ def test_failures_say_why_and_end_nothing(site: Running) -> None:
     assert ended(site.url, post(site, {"prompt": "next", **SHORT})[1]["id"])["status"] == "completed"
 
 
-def test_a_crash_is_retried_once_from_saved_latents(site: Running, runner: StubRunner) -> None:
-    starts = runner.starts
-    _, made = post(site, {"prompt": "crash once", **SHORT})
-    job = ended(site.url, made["id"])
-    assert (job["status"], job["retried"]) == ("completed", 1) and made["id"] in runner.resumed
-    _, bad = post(site, {"prompt": "crash", **SHORT})
-    _, good = post(site, {"prompt": "after it", **SHORT})
-    job = ended(site.url, bad["id"])
-    assert job["status"] == "failed" and "SIGKILL" in job["error"]["message"] and "2 times" in job["error"]["message"]
-    assert "OSError: part.safetensors" in job["error"]["message"]  # nothing says where it lies
-    assert ended(site.url, good["id"])["status"] == "completed" and runner.starts == starts + 3
-
-
-def test_a_lost_rank_is_retried_as_a_lost_engine_is_and_the_engine_stays(site: Running, runner: StubRunner) -> None:
-    starts = runner.starts
-    job = ended(site.url, post(site, {"prompt": "rank once", **SHORT})[1]["id"])
-    assert (job["status"], job["retried"]) == ("completed", 1) and job["id"] in runner.resumed
-    job = ended(site.url, post(site, {"prompt": "rank", **SHORT})[1]["id"])
-    assert job["status"] == "failed" and job["error"]["code"] == "RankLost" and "2 times" in job["error"]["message"]
-    assert runner.starts == starts
-
-
-def test_a_job_that_had_not_begun_is_not_blamed_for_the_engine(site: Running, runner: StubRunner) -> None:
-    starts = runner.starts
-    job = ended(site.url, post(site, {"prompt": "gone", **SHORT})[1]["id"])
-    assert (job["status"], job["retried"]) == ("completed", 0) and runner.starts == starts + 1
-
-
-def test_an_engine_that_the_system_cannot_start_is_tried_again(
-    site: Running, runner: StubRunner, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    failures = [OSError(24, "Too many open files")]
-
-    def start() -> dict[str, Any]:
-        if failures:
-            raise failures.pop()
-        return {"model": "stub", "device": "none"}
-
-    monkeypatch.setattr(runner, "start", start)
-    monkeypatch.setattr(runner, "alive", False)
-    until(lambda: not failures)
-    monkeypatch.setattr(runner, "alive", True)
-    assert ended(site.url, post(site, {"prompt": "after it", **SHORT})[1]["id"])["status"] == "completed"
-
-
 def test_lists(site: Running) -> None:
     for word in ("alpha", "beta", "gamma"):
         ended(site.url, post(site, {"prompt": f"list {word}", **SHORT})[1]["id"])
