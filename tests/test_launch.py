@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager
 from dataclasses import replace
 from pathlib import Path
 from threading import Thread
@@ -31,16 +32,22 @@ def model(tiny_original: Path) -> str:
     return str(tiny_original)
 
 
-@pytest.fixture(scope="module")
-def engine(model: str) -> Iterator[Engine]:
-    """Two ranks with faults on demand."""
+@contextmanager
+def with_faults(config: EngineConfig) -> Iterator[Engine]:
+    """Ranks in which things go wrong on demand."""
     before, ranks.ENTRY = ranks.ENTRY, "faulty_rank"
     try:
-        made = Engine(EngineConfig(model=model, device="cpu", threads=1, gpus=2, conditioner="whole"))
+        made = Engine(config)
     finally:
         ranks.ENTRY = before
-    yield made
-    made.close()
+    with closing(made):
+        yield made
+
+
+@pytest.fixture(scope="module")
+def engine(model: str) -> Iterator[Engine]:
+    with with_faults(EngineConfig(model=model, device="cpu", threads=1, gpus=2, conditioner="whole")) as made:
+        yield made
 
 
 @pytest.fixture(scope="module")
@@ -134,10 +141,10 @@ def test_a_gpu_that_fails_for_good_costs_its_process(engine: Engine) -> None:
 @pytest.mark.parametrize("where", ["watch", "boundary", "thread"])
 def test_an_engine_closed_in_mid_run_ends_it_and_starts_nothing(model: str, where: str) -> None:
     other = Engine(EngineConfig(model=model, device="cpu", threads=1, gpus=2))
-    children, closing = pids(other), Thread(target=other.close)
+    children, closer = pids(other), Thread(target=other.close)
 
     def act() -> None:
-        closing.start() if where == "thread" else other.close()
+        closer.start() if where == "thread" else other.close()
 
     def boundary(name: str, tensors: dict[str, torch.Tensor], part: int = 0, parts: int = 1) -> None:
         if where == "boundary" and name == "velocity":
@@ -148,7 +155,7 @@ def test_an_engine_closed_in_mid_run_ends_it_and_starts_nothing(model: str, wher
     with pytest.raises(RuntimeError, match="the engine was closed in the middle of this run"):
         other.generate(replace(T2VA, steps=400), watch, boundary if where == "boundary" else None)
     if where == "thread":
-        closing.join()
+        closer.join()
     assert time.monotonic() - start < MOST and not pids(other) and not any(alive(pid) for pid in children)
 
 

@@ -264,9 +264,7 @@ def resolve(config: EngineConfig, head_dim: int = 128, place: Seat | None = None
         "precision": "asked for" if config.precision != "auto" else f"auto on {device.type}",
         **(fp8_table or table).why,
         "vae_decode": "the released recipe: fp16 products over fp32 weights" if cuda else "fp32 on CPU",
-        "threads": "asked for"
-        if config.threads
-        else "PyTorch's own count" + (", shared by the ranks" if place else ""),
+        "threads": "asked for" if config.threads else f"PyTorch's own count{', shared by the ranks' if place else ''}",
     }
     return Choices(
         device=device,

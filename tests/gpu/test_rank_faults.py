@@ -26,8 +26,9 @@ from test_launch import (  # noqa: F401
     test_the_file_is_written_by_rank_0,
     test_twenty_bad_requests_around_a_good_one,
     test_who_follows_the_values_may_be_slow,
+    with_faults,
 )
-from twinreel import Engine, EngineConfig, ranks
+from twinreel import Engine, EngineConfig
 from twinreel.demo.tiny import tiny_spec, write_tiny
 
 pytestmark = [
@@ -45,14 +46,8 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 @pytest.fixture(scope="module")
 def engine(model: str) -> Iterator[Engine]:
-    """With faults on demand."""
-    before, ranks.ENTRY = ranks.ENTRY, "faulty_rank"
-    try:
-        made = Engine(EngineConfig(model=model, device="cuda", gpus=2))
-    finally:
-        ranks.ENTRY = before
-    yield made
-    made.close()
+    with with_faults(EngineConfig(model=model, device="cuda", gpus=2)) as made:
+        yield made
 
 
 @pytest.fixture(scope="module")

@@ -4,7 +4,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import replace
 
 import pytest
@@ -13,8 +12,8 @@ import torch
 for name in ("fastapi", "uvicorn", "prometheus_client", "python_multipart"):
     pytest.importorskip(name)
 
-from serve_stub import Running, call, until
 from test_serve_engine import (  # noqa: F401
+    site,
     test_a_killed_engine_resumes_at_decode,
     test_a_policy_that_skips_nothing_is_warned_of,
     test_an_engine_that_ends_between_jobs_is_replaced,
@@ -25,8 +24,6 @@ from test_serve_engine import (  # noqa: F401
 )
 from twinreel import EngineConfig
 from twinreel.demo.tiny import tiny_spec, write_tiny
-from twinreel.serve.options import ServeOptions
-from twinreel.serve.service import Service
 
 pytestmark = [
     pytest.mark.gpu,
@@ -42,13 +39,3 @@ def config(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
     spec = tiny_spec()
     model = write_tiny(tmp_path_factory.mktemp("served"), spec=replace(spec, dit=replace(spec.dit, heads=8)))
     return EngineConfig(model=str(model), device="cuda", gpus=request.param)
-
-
-@pytest.fixture(scope="module")
-def site(config: EngineConfig, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
-    """Ready once a warm-up has run."""
-    folder = tmp_path_factory.mktemp("engine") / "data"
-    options = ServeOptions(data=folder, spare_gib=0.001, drain_seconds=10, warm=("t2va@64x64x0.9",))
-    with Running(Service(options, config)) as made:
-        until(lambda: call(f"{made.url}/ready")[0] == 200, 120)
-        yield made

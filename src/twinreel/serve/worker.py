@@ -57,9 +57,9 @@ def main(words: Sequence[str] | None = None) -> int:
         except Exception as error:  # the edge of the job: it ends with its cause, the engine goes on
             if not isinstance(error, RequestError):
                 traceback.print_exc()
-            told = {"kind": type(error).__name__, "message": str(error), "field": getattr(error, "field", None)}
-            voice.say(event="failed", **told, last=is_fatal(error))
-            if is_fatal(error):
+            told, last = {"kind": type(error).__name__, "message": str(error)}, is_fatal(error)
+            voice.say(event="failed", **told, field=getattr(error, "field", None), last=last)
+            if last:
                 return 1
 
 
