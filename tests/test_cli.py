@@ -29,6 +29,7 @@ class Recorder:
 
     error: BaseException | None = None
     asked: dict[str, Any] = {}
+    more: dict[str, Any] = {}
 
     def __init__(self, config: EngineConfig) -> None:
         Recorder.asked = {"config": config}
@@ -45,7 +46,7 @@ class Recorder:
             "path": str(path),
             "sha256": {"frames": "v", "waveform": "a", "file": "f"},
             "stages": {"denoise": {"seconds": 4.9}, "decode": {"seconds": 1.3}},
-        }
+        } | Recorder.more
 
     def cancel(self) -> None:
         raise AssertionError("nobody cancelled")
@@ -62,7 +63,7 @@ def engine(monkeypatch: pytest.MonkeyPatch) -> type[Recorder]:
     module = types.ModuleType("twinreel.engine")
     vars(module).update({"Engine": Recorder})
     monkeypatch.setitem(sys.modules, "twinreel.engine", module)
-    Recorder.error, Recorder.asked = None, {}
+    Recorder.error, Recorder.asked, Recorder.more = None, {}, {}
     return Recorder
 
 
@@ -117,7 +118,16 @@ def test_generate_json_is_one_line_and_progress_stays_on_stderr(capsys):
     result = json.loads(out)
     assert result["ok"] and result["output"] == "out.mp4" and (result["steps"], result["calls"]) == (50, 49)
     assert result["sha256"] == {"frames": "v", "waveform": "a", "file": "f"}
-    assert "denoise" in err
+    assert "denoise" in err and result["warnings"] == []
+
+
+def test_warnings_are_told_once_and_are_in_the_json(capsys):
+    plan = {"task": "t2va", "canvas": [64, 64], "frames": 22, "seconds": 1, "steps": 2, "calls": 1, "seed": 1}
+    Recorder.more = {"plan": plan | {"warnings": ["odd words"]}, "warnings": ["taken"], "policy": {"warning": "idle"}}
+    assert cli.main(["generate", "A cat.", "--json", "--model", "w", "--quiet"]) == 0
+    out, err = capsys.readouterr()
+    assert json.loads(out)["warnings"] == ["odd words", "taken", "idle"]
+    assert err.splitlines() == [f"twinreel: warning: {word}" for word in ("odd words", "taken", "idle")]
 
 
 def test_the_bundled_model_is_named_plainly(capsys):

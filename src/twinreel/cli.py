@@ -266,16 +266,16 @@ def tell(report: dict[str, Any], how: ReportFlags) -> int:
     """Where the file is and what is wrong with it; the exit code."""
     if not report:
         return 0  # rank 0 tells it
-    warn(report["plan"])
-    warn(report)
-    warn({"warnings": [report["policy"]["warning"]]} if "warning" in report.get("policy", {}) else {})
+    from .output.report import warnings_of
+
+    warn(found := {"warnings": warnings_of(report)})
     faults = report.get("faults", [])
     for retry in report.get("decode", {}).get("retries", ()):
         print(f"twinreel: out of memory at {retry['at']}, decoded {retry['then']}", file=sys.stderr)
     for fault in faults:
         print(f"twinreel: {fault}; the latents are kept in {report['latents']}", file=sys.stderr)
     if how.json:
-        put({"ok": not faults} | result(report))
+        put({"ok": not faults} | result(report) | found)
     else:
         print(summary(report))
     return FAULTY if faults else 0

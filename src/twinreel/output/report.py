@@ -68,6 +68,13 @@ def hash_file(path: str | os.PathLike[str]) -> str:
     return sha.hexdigest()
 
 
+def warnings_of(report: Mapping[str, Any]) -> list[str]:
+    """What was legal but probably not meant, once each: of the plan, of the run, and of a policy that skipped nothing."""
+    policy = report.get("policy", {})
+    idle = [policy["warning"]] if "warning" in policy else []
+    return list(dict.fromkeys([*report["plan"].get("warnings", ()), *report.get("warnings", ()), *idle]))
+
+
 def versions() -> dict[str, str | None]:
     """Versions of Python and of the packages that can change a bit; None for one that is not installed."""
     own = getattr(sys.modules[__name__.partition(".")[0]], "__version__", None)

@@ -13,7 +13,7 @@ import numpy as np
 
 from ..output import OutputOptions, latents_path
 from ..output.placing import replacing
-from ..output.report import sidecar_path
+from ..output.report import sidecar_path, warnings_of
 from ..spec import SAMPLE_RATE
 from .runner import outcome_file
 
@@ -58,7 +58,6 @@ class Results:
         present = {kind: name for kind, (name, _) in TYPES.items() if (self.folder / name).exists()}
         plan, stages = report["plan"], report["stages"]
         policy = report.get("policy", {})
-        idle = [policy["warning"]] if "warning" in policy else []
         outcome = {
             "files": present,
             "sizes": {name: (self.folder / name).stat().st_size for name in present.values()},
@@ -68,7 +67,7 @@ class Results:
             "stages": {name: record["seconds"] for name, record in stages.items()},
             "peaks": {name: record["peak_bytes"] for name, record in stages.items()},
             "cache": report.get("conditioning", {}),
-            "warnings": [*plan.get("warnings", ()), *report.get("warnings", ()), *idle, *report.get("faults", ())],
+            "warnings": [*warnings_of(report), *report.get("faults", ())],
             "resumed": resumed,
         }
         target = outcome_file(self.folder)
