@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
+from threading import Event, Timer
 
 import numpy as np
 import pytest
@@ -11,6 +12,7 @@ import torch
 
 from twinreel import decoding
 from twinreel.decoding import Waveform
+from twinreel.errors import Cancelled
 
 
 def test_all_sounds_of_a_device_share_a_stream(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -46,3 +48,20 @@ def test_all_sounds_of_a_device_share_a_stream(monkeypatch: pytest.MonkeyPatch) 
     ]
     again = [[word for word in turn if not word.startswith("new")] for turn in turns]
     assert told == sum(turns + again, [])
+
+
+def test_a_sound_nobody_asks_for_ends_before_what_it_works_with_goes() -> None:
+    told: list[str] = []
+    begun, may_end = Event(), Event()
+
+    def work() -> np.ndarray:
+        begun.set()
+        assert may_end.wait(60)
+        told.append("the sound has ended")
+        return np.zeros((2, 0), np.float32)
+
+    with pytest.raises(Cancelled), closing(Waveform(work, torch.device("cpu"), apart=True)):
+        assert begun.wait(60)
+        Timer(0.1, may_end.set).start()
+        raise Cancelled("in the first clip")
+    assert told == ["the sound has ended"]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import json
 import os
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -12,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from interrupted import LATENTS, T2VA, interrupt, names
-from twinreel import Engine, EngineConfig, OutputOptions, RequestError
+from twinreel import Engine, EngineConfig, OutputOptions, RequestError, cli
 from twinreel.output.placing import drop_latents, give_name, hold
 from twinreel.watch import Event
 
@@ -107,6 +108,22 @@ def test_latents_that_cannot_be_removed_are_a_warning(
     report = engine.decode(tmp_path / LATENTS, tmp_path / "a.mp4")
     assert (tmp_path / "a.mp4").read_bytes() == whole and names(tmp_path) == ["a.json", LATENTS, "a.mp4"]
     assert "is done with, and stays (Read-only file system)" in report["warnings"][0]
+
+
+def test_a_report_that_cannot_be_written_leaves_a_command_that_finishes(
+    second: Engine, tmp_path: Path, whole: bytes, monkeypatch: pytest.MonkeyPatch
+):
+    """The file has its name by then, and is replaced."""
+
+    def full(*given: object, **named: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with monkeypatch.context() as patched, pytest.raises(OSError, match="No space") as caught:
+        patched.setattr("twinreel.finish.write_report", full)
+        second.render(T2VA, tmp_path / "a.mp4")
+    words = shlex.split(caught.value.__notes__[0].split("finish with: ")[1])
+    assert names(tmp_path) == [LATENTS, "a.mp4"] and cli.main([*words[1:], "--quiet"]) == 0
+    assert (tmp_path / "a.mp4").read_bytes() == whole and names(tmp_path) == ["a.json", "a.mp4"]
 
 
 def test_a_model_given_as_a_path_is_named_in_the_command(second: Engine, tiny_all: Path, tmp_path: Path):

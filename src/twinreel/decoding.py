@@ -104,7 +104,8 @@ def decode(
     with ExitStack() as stack:
         attempts.run("loading", lambda way: stack.enter_context(parts.resident(stages, *names)))
         stack.enter_context(stages.stage("decode", latents.plan.frames if picture else 1))
-        sound = Waveform(partial(decode_sound, latents.audio, parts), parts.choices.device, apart(parts) and picture)
+        making = partial(decode_sound, latents.audio, parts)
+        sound = stack.enter_context(closing(Waveform(making, parts.choices.device, apart(parts) and picture)))
         clips: Iterator[np.ndarray] = iter(())
         if picture:
             clips = stack.enter_context(closing(_pictures(latents, parts, stages, attempts, rounding)))
@@ -133,7 +134,8 @@ class Waveform:
     def __init__(self, work: Callable[[], np.ndarray], device: torch.device, apart: bool) -> None:
         self._work, self._device = work, device
         self._main = torch.cuda.current_stream(device) if device.type == "cuda" else None
-        self._started = ThreadPoolExecutor(1, "sound").submit(self._run) if apart else None
+        self._pool = ThreadPoolExecutor(1, "sound")
+        self._started = self._pool.submit(self._run) if apart else None
 
     @property
     def runs(self) -> bool:
@@ -144,6 +146,10 @@ class Waveform:
         """The samples. Raises what `work` raises; after that it is made anew, here."""
         started, self._started = self._started, None
         return self._work() if started is None else started.result()
+
+    def close(self) -> None:
+        """Wait for a thread that nobody has asked for its samples: it works with what is loaded now."""
+        self._pool.shutdown()
 
     def _run(self) -> np.ndarray:
         with ExitStack() as stack:

@@ -110,6 +110,12 @@ class Keeping:
         if self._held is not None:
             self._held.close()
 
+    def written(self, path: Path) -> None:
+        """The file has its name, `path`: who finishes it anew from here on replaces it."""
+        self.ending = replace(self.ending, target=path, output=replace(self.ending.output, overwrite=True))
+        if self.path is not None:
+            self.ending.kept(self._told())
+
     def _told(self) -> str:
         assert self.path is not None
         return f"the latents are kept in {self.path}; finish with: {self.ending.command(self.path)}"
@@ -196,6 +202,7 @@ def finish(latents: Latents, parts: Parts, stages: Stages, ending: Ending) -> di
     with Keeping(latents, parts, stages, ending) as keeping:
         written = _write(latents, parts, stages, keeping.ending)
         path = written.path
+        keeping.written(path)
         earlier = ending.report.get("stages", {})
         report = {**ending.report, **latents.facts, "stages": {**earlier, **stages.records}}
         report |= {**written.facts(output), "path": str(path)}
