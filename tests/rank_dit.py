@@ -95,7 +95,7 @@ def alone(counts: tuple[int, int, int, int], kernels: bool = False) -> tuple[Ten
 def joined(place: Place, mesh: Mesh, relayout: Relayout = PLAIN, chunks: int = 1, pushed: bool = False) -> Parallel:
     """The axes of a rank, and with `pushed` its board; made once a mesh."""
     if mesh not in place.kept:
-        place.kept[mesh] = join_mesh(mesh, place.rank, Ulysses, backend="gloo", patience=60)
+        place.kept[mesh] = join_mesh(mesh, place.rank, backend="gloo", patience=60)
     parallel, board = place.kept[mesh], None
     if pushed:
         if ("board", mesh) not in place.kept:

@@ -27,7 +27,6 @@ from twinreel.output.write import Media
 from twinreel.parallel.fully_sharded import Gathered
 from twinreel.parallel.mesh import Mesh, join_mesh
 from twinreel.parallel.tiles import deal
-from twinreel.parallel.ulysses import Ulysses
 from twinreel.spec import Spec
 from twinreel.weights import load_into, locate
 
@@ -70,7 +69,7 @@ def _coded(
 def slow_first(place: Place, patience: float) -> list[float]:
     """One tile for all ranks, which takes its rank twice as long as a collective may."""
     mesh = Mesh(sp=place.world)
-    every = join_mesh(mesh, place.rank, Ulysses, backend="gloo", patience=patience).every
+    every = join_mesh(mesh, place.rank, backend="gloo", patience=patience).every
 
     def make(job: int) -> Tensor:
         time.sleep(2 * patience)

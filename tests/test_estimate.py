@@ -64,6 +64,13 @@ def test_h3_weights(h3: Spec) -> None:
     assert part_weights(h3, "text_encoder", H3_GPU).largest == 151_936 * 5120 * 2  # the embeddings
 
 
+def test_a_conditioner_that_is_spread_arrives_whole_and_keeps_a_part(h3: Spec) -> None:
+    whole, spread = (part_weights(h3, "text_encoder", replace(H3_GPU, stored=ranks)) for ranks in (1, 8))
+    assert spread.loading == whole.loading
+    # what no layer has, the embeddings first of all, is gathered for the whole pass
+    assert whole.kept / 8 + 1.5 * GIB < spread.kept < whole.kept / 8 + 6 * GIB < 0.3 * whole.kept
+
+
 def test_what_stays_counts_in_the_next_stage(h3: Spec) -> None:
     plan = make_plan(Request("a", duration=15), h3)
     dropped, kept = (estimate(plan, ROWS, h3, replace(H3_GPU, residency=name)) for name in ("stages", "all"))

@@ -32,6 +32,7 @@ FLOORS: tuple[tuple[str, ...], ...] = (
         "scratch",
         "plain",
         "launch",
+        "line",
         "stopping",
     ),
     ("models", "weights", "config", "ranks"),
@@ -115,6 +116,7 @@ LAZY_EXCEPTIONS = dict.fromkeys(
 )
 # Where an unforeseen error becomes a message and exit code 1, or ends a server's job with its cause.
 PROCESS_EDGES = {"cli.py:run", "serve/worker.py:main", "rank.py:main", "tools/workers.py:_carry_out"}
+PROCESS_EDGES |= {"serve/dispatch.py:Dispatcher._loop"}  # of its thread: `/ready` tells the cause
 # between ranks: what one raises, all raise; and an error of a foreign class may do anything when it is sent
 PROCESS_EDGES |= {"tools/bench_scaling.py:serve", "parallel/team.py:attempt", "parallel/team.py:portable"}
 ENVIRONMENT = {"launch.py": "reads the launcher's RANK and WORLD_SIZE"}
@@ -278,6 +280,7 @@ def test_exceptions_are_still_needed():
 def test_words(path: Path):
     text = path.read_text(encoding="utf-8")
     assert not re.search(r"\b(TODO|FIXME|XXX)\b|NotImplementedError", text), f"{name_of(path)} is not finished"
+    assert "save_file" not in text, "safetensors makes its files 0600, whatever the umask; write what `save` returns"
     if room(path) == "models":
         assert not re.search("fused", text, re.IGNORECASE), "a block does not know which table of ops it was given"
     for node in ast.walk(tree_of(path)):

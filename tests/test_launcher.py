@@ -19,9 +19,9 @@ def free_port() -> str:
         return str(listener.getsockname()[1])
 
 
-def waiting(model: str, rank: int, port: str) -> subprocess.Popen[str]:
-    """A launcher's process whose other rank never comes."""
-    words = ["generate", "x", "--model", model, "--device", "cpu", "-o", str(Path(model) / "never.npz")]
+def waiting(model: str, rank: int, port: str, *more: str) -> subprocess.Popen[str]:
+    """A launcher's process, one of two."""
+    words = ["generate", "x", "--model", model, "--device", "cpu", "-o", str(Path(model) / "never.npz"), *more]
     place = {"WORLD_SIZE": "2", "RANK": str(rank), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
     own = {**os.environ, **place, "PYTHONPATH": os.pathsep.join(folder for folder in sys.path if folder)}
     return subprocess.Popen([sys.executable, "-m", "twinreel", *words], stderr=subprocess.PIPE, text=True, env=own)
@@ -46,3 +46,13 @@ def test_a_meeting_place_that_is_taken_is_named(tiny_original: Path) -> None:
         with waiting(str(tiny_original), 0, str(listener.getsockname()[1])) as process:
             _, told = process.communicate(timeout=MOST)
     assert process.returncode == 3 and "in use" in told and "name another MASTER_PORT" in told, told
+
+
+def test_ranks_that_would_be_cut_otherwise_are_refused_by_each(tiny_original: Path) -> None:
+    """As two cards of unlike memory would choose."""
+    model, port = str(tiny_original), free_port()
+    with waiting(model, 0, port, "--sp", "2") as first, waiting(model, 1, port, "--tp", "2") as second:
+        for process in (first, second):
+            _, told = process.communicate(timeout=4 * MOST)
+            assert process.returncode == 3 and "name sp and tp" in told, told
+            assert "rank 0 sp 2 x tp 1" in told and "rank 1 sp 1 x tp 2" in told, told

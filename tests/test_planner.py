@@ -91,6 +91,7 @@ def test_the_setting_is_what_the_engine_chooses(precision: str, residency: str, 
         "sp": 1,
         "tp": 1,
         "text": 1,
+        "stored": 1,
         "fp8": None,
         "encode": choices.vae_encode,
     }

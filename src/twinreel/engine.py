@@ -18,7 +18,7 @@ from .config import EngineConfig, check_config, resolve
 from .decoding import decode
 from .demo import model_folder
 from .errors import Cancelled, RequestError
-from .finish import Ending, finish, has_picture
+from .finish import Ending, check_unused, finish, has_picture
 from .launch import Seat, seat
 from .limits import shown
 from .media.addresses import files_of
@@ -75,7 +75,7 @@ class Engine:
         parallel = None
         if place is not None:
             backend = "nccl" if choices.device.type == "cuda" else "gloo"
-            parallel = place.join(mesh, variant.strategy(), backend)
+            parallel = place.join(mesh, backend)
             check_alike(parallel, choices, variant)
             parallel, variant = settle_variant(variant, parallel, choices, place)
         self.parts = Parts(weights, choices, self.config.residency, cache, parallel=parallel)
@@ -140,6 +140,7 @@ class Engine:
                 return result
             stages = self._stages(watch)
             target = self.team.first(partial(check_output, path, output, source))
+            self.team.first(partial(check_unused, source))
             kept = self.team.first(partial(load_latents, source, self.spec))
             self.team.first(partial(_check_room, target, output, kept.latents.plan))
             self.team.first(partial(self.parts.check_files, "video_decoder", "audio_decoder"))
@@ -197,6 +198,7 @@ class Engine:
     def _stages(self, watch: Watch, boundary: Boundary | None = None) -> Stages:
         """The stages of a new request; a cancel is heard at every event of theirs."""
         self._cancel.clear()
+        self.parts.lap()  # what an earlier one that was ended has left there, and the time since
 
         def told(event: Event) -> None:
             watch(event)

@@ -183,6 +183,12 @@ class Keeping:
         self.path = path
 
 
+def check_unused(latents: Path) -> None:
+    """Raises RequestError for latents that another run is finishing, as that run's own `finish` would."""
+    if latents.is_file():
+        _in_use(latents).close()
+
+
 def _in_use(latents: Path) -> BinaryIO:
     """`hold` for the latents that a person names."""
     try:

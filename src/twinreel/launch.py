@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 from .errors import ConfigError
 
 if TYPE_CHECKING:
-    from .parallel import Parallel, Strategy
+    from .parallel import Parallel
     from .parallel.mesh import Mesh
 
 PATIENCE = 20.0  # seconds a collective of the model may take before its ranks count as stuck
@@ -63,7 +63,7 @@ class Seat:
     listening: int | None = None
     started_here: bool = False
 
-    def join(self, mesh: Mesh, strategy: Strategy, backend: str) -> Parallel:
+    def join(self, mesh: Mesh, backend: str) -> Parallel:
         """Meet the other ranks and form the axes."""
         import datetime
 
@@ -90,7 +90,10 @@ class Seat:
                 raise ConfigError(f"the {self.world} ranks did not meet ({told}); {remedy}") from error
             if not self.started_here:  # it ends as Python does, by when the groups' threads must be gone
                 atexit.register(leave)
-        return join_mesh(mesh, self.rank, strategy, backend=backend, patience=PATIENCE)
+        try:
+            return join_mesh(mesh, self.rank, backend=backend, patience=PATIENCE)
+        except ValueError as error:
+            raise ConfigError(f"sp, tp: each rank chose for itself, not alike: {error}; name sp and tp") from None
 
     @contextmanager
     def _waiting(self) -> Iterator[None]:

@@ -238,8 +238,8 @@ class Parts:
         choices, parallel = self.choices, self.parallel
         setting = Setting(
             choices.device.type, choices.dtype.itemsize, choices.vae_compute.itemsize, choices.tile_batch, "all",
-            ops=choices.ops.name, sp=parallel.sp.size, tp=parallel.tp.size, text=parallel.text.size, fp8=choices.fp8,
-            encode=choices.vae_encode,
+            ops=choices.ops.name, sp=parallel.sp.size, tp=parallel.tp.size, text=parallel.text.size,
+            stored=parallel.stored.size, fp8=choices.fp8, encode=choices.vae_encode,
         )  # fmt: skip
 
         def chosen() -> Choice:

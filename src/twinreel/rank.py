@@ -14,8 +14,9 @@ from typing import TYPE_CHECKING, Any
 
 from .errors import is_fatal
 from .launch import seat
+from .line import get, put
 from .parallel.team import is_agreed, portable
-from .ranks import PULSE, get, put
+from .ranks import PULSE
 from .stopping import let_through
 from .watch import Event
 
@@ -31,7 +32,7 @@ class Line:
         self._speaking = threading.Lock()
         self._orders: queue.SimpleQueue[tuple[Any, ...]] = queue.SimpleQueue()
         self._cancelled: set[int] = set()
-        self._working = False
+        self.working = False  # on an order, or on an engine
         self.recorded = threading.Semaphore(0)  # values that the other end is done with
 
     def settings(self) -> Any:
@@ -56,17 +57,17 @@ class Line:
                 self._orders.put((kind, *values))
 
     def pulse(self) -> None:
-        """While an order is carried out say again and again that this process runs, whatever its work waits for."""
+        """While there is work say again and again that this process runs, whatever the work waits for."""
         while True:
             time.sleep(PULSE)
             with self._speaking:
-                if self._working:
+                if self.working:
                     put(self._connection, ("alive",))
 
     def next(self) -> tuple[int, str, tuple[Any, ...], bool]:
         """The next order's number, its working folder, what it is, and whether the values between stages are wanted."""
         _, number, folder, order, followed = self._orders.get()
-        self._working, self.recorded = True, threading.Semaphore(0)
+        self.working, self.recorded = True, threading.Semaphore(0)
         return number, folder, order, followed
 
     def cancelled(self, number: int) -> bool:
@@ -74,9 +75,9 @@ class Line:
         return number in self._cancelled
 
     def say(self, kind: str, *values: Any) -> None:
-        """Tell the other end; how an order has ended is the last that it hears of it."""
+        """Tell the other end; how a work has ended is the last that it hears of it."""
         with self._speaking:
-            self._working &= kind not in ("done", "failed")
+            self.working &= kind not in ("ready", "done", "failed")
             put(self._connection, (kind, *values))
 
 
@@ -93,6 +94,7 @@ def main() -> int:
     try:
         from .engine import Engine
 
+        line.working = True  # not in an import, which may hold Python up
         place = seat(descriptors[1] if len(descriptors) > 1 else None, started_here=True)
         engine = Engine(config, cache, place)
         engine.kept = lambda told: line.say("kept", told)

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import os
-import pickle
 import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection, wait
@@ -17,7 +17,8 @@ from typing import Any
 
 from .errors import ConfigError
 from .launch import MEETING, PATIENCE, environment
-from .stopping import held_back
+from .line import get, limit, put
+from .stopping import Stopped, held_back
 from .watch import Boundary, Watch
 
 ENTRY = "twinreel.rank"
@@ -58,7 +59,8 @@ class Ranks:
         self._waiting: set[int] = set()  # ranks of the run that have not ended it
         self._runs = 0
         self._kept = ""  # what rank 0 has said of latents that are in a file
-        self._ended = False
+        self._cancelled = self._ended = False
+        self._mine = threading.RLock()  # whoever has it starts and ends processes
         self.facts: dict[str, Any] = {}
         ready = False
         try:
@@ -80,12 +82,18 @@ class Ranks:
         `watch` and `boundary` are called here with what rank 0 tells. Raises the error that all ranks agreed on; the
         cause of any other, after which the ranks are started anew; RankLost. Each has a note of latents that are kept.
         """
+        with self._mine:
+            self._cancelled = False
+            return self._run(order, watch, boundary)
+
+    def _run(self, order: tuple[Any, ...], watch: Watch, boundary: Boundary | None) -> Any:
         try:
             folder = os.getcwd()
         except FileNotFoundError:
             raise ConfigError("the working folder of this process is gone; change into one that is there") from None
         gone = any(member.process.poll() is not None for member in self._members)
-        if gone or len(self._members) < self._count:  # since the last run, or while they were started after it
+        # since the last run, while they were started after it, or because a signal cut its ending short
+        if gone or len(self._members) < self._count or self._waiting:
             self.close()  # which costs this one nothing but time
             self._start()
         self._await_ready()
@@ -104,20 +112,24 @@ class Ranks:
         self._waiting = {member.rank for member in self._members}
         for member in self._members:
             member.heard = time.monotonic()
+        for member in self._members:
+            self._send(member, ("run", self._runs, folder, order, boundary is not None))
+        self._running = self._runs  # not before: a signal's cancel must not cut an order in two
+        if self._cancelled:  # while they were started
+            self.cancel()
+        return self._listen(watch, boundary)
+
+    def _send(self, member: Member, message: tuple[Any, ...]) -> None:
         try:
-            for member in self._members:
-                put(member.line, ("run", self._runs, folder, order, boundary is not None))
-            self._running = self._runs  # not before: a signal's cancel must not cut an order in two
-            return self._listen(watch, boundary)
-        except (EOFError, OSError) as error:
-            if self._ended:
-                raise RuntimeError(CLOSED) from None
-            if not any(member.process.poll() is not None for member in self._members):
-                raise  # an error of the caller's own, such as a watch that writes a file
-            raise self._broken(error, None) from None
+            put(member.line, message)
+        except OSError as error:
+            stopped = isinstance(error, BlockingIOError)
+            told = RankLost(f"rank {member.rank} took nothing from its line; its process does not run")
+            raise self._broken(told if stopped else error, None) from None
 
     def cancel(self) -> None:
         """End the run at its next vote. Without one, no effect."""
+        self._cancelled = True
         if self._running is not None:
             for member in self._members:
                 try:
@@ -128,7 +140,10 @@ class Ranks:
     def end(self) -> None:
         """End the ranks for good; a run that goes on elsewhere ends with RuntimeError."""
         self._ended = True
-        self.close()
+        for member in list(self._members):
+            member.process.kill()  # which a run notices
+        with self._mine:
+            self.close()
 
     def close(self) -> None:
         """End the ranks."""
@@ -137,21 +152,19 @@ class Ranks:
         for member in self._members:
             member.process.wait()
             member.line.close()
-        self._members = []
+        self._members, self._waiting = [], set()
 
     def _listen(self, watch: Watch, boundary: Boundary | None) -> Any:
         result: Any = None
         error: BaseException | None = None
         while self._waiting:
-            if self._ended:
-                raise RuntimeError(CLOSED)
             for member, message in self._messages():
                 kind, *values = message
                 if kind == "event":
                     watch(*values)
                 elif kind == "boundary" and boundary is not None:
                     boundary(*values)
-                    put(member.line, ("recorded",))
+                    self._send(member, ("recorded",))
                 elif kind == "done":
                     self._waiting.discard(member.rank)
                     result = values[0] if member.rank == 0 else result
@@ -161,6 +174,8 @@ class Ranks:
                         raise self._broken(failed, member.rank)
                     self._waiting.discard(member.rank)
                     error = failed if error is None or member.rank == 0 else error  # rank 0's has its notes
+        if not self._members:  # the watch has closed the engine
+            raise RuntimeError(CLOSED)
         if error is not None:
             raise error
         return result
@@ -172,24 +187,25 @@ class Ranks:
             self._kept = message[1]
         return message
 
-    def _messages(self) -> list[tuple[Member, tuple[Any, ...]]]:
-        """The next message of each rank that has one."""
+    def _messages(self) -> Iterator[tuple[Member, tuple[Any, ...]]]:
+        """The next message of each rank that has one, each read when it is asked for."""
         lines = {member.line: member for member in self._members if member.rank in self._waiting}
-        messages = []
         for line in wait(list(lines), PULSE):
             assert isinstance(line, Connection)
             try:
-                messages.append((lines[line], self._heard(line)))
+                message = self._heard(line)
             except (EOFError, OSError) as error:
                 raise self._broken(error, None) from None
             lines[line].heard = time.monotonic()
+            yield lines[line], message
         for member in lines.values():
             if time.monotonic() - member.heard > SILENCE:
                 raise self._broken(RankLost(f"rank {member.rank} gave no sign of life for {SILENCE:.0f} s"), None)
-        return messages
 
     def _broken(self, error: BaseException, failed: int | None) -> BaseException:
         """The cause of a run that cannot go on; the ranks are ended and started anew."""
+        if self._ended:
+            return RuntimeError(CLOSED)
         end, silent = time.monotonic() + GATHERING, {member.rank for member in self._members} - {failed}
         words: dict[int, str] = {}
         alive: set[int] = set()
@@ -213,7 +229,6 @@ class Ranks:
         lost = {member.rank: code for member in self._members if (code := member.process.poll()) is not None}
         deaf = {member.rank: member.heard for member in self._members if member.rank in silent - alive}
         self.close()
-        self._waiting = set()
         self._start()
         error = self._cause(error, failed, lost, deaf, words)
         for rank, said in words.items():
@@ -249,8 +264,8 @@ class Ranks:
         return error
 
     def _abandon(self) -> None:
-        if self._ended:
-            self._waiting = set()
+        if self._ended or isinstance(sys.exc_info()[1], Stopped):  # at once; who runs again starts them again
+            self.close()
             return
         for member in self._members:
             try:
@@ -276,21 +291,19 @@ class Ranks:
                     self._waiting.discard(lines[line])
         if self._waiting or end == 0.0:
             self.close()
-            self._waiting = set()
             self._start()
 
     def _start(self) -> None:
         self._members = []
         if self._ended:
-            return
+            raise RuntimeError(CLOSED)
         with held_back(), socket.socket() as listener:  # no rank hears Ctrl-C before it can leave it to us
             listener.bind(("127.0.0.1", 0))
             listener.listen(self._count)
-            listener.set_inheritable(True)
             variables = {
                 "WORLD_SIZE": self._count, "LOCAL_WORLD_SIZE": self._count,
                 "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": listener.getsockname()[1],
-                "PYTHONPATH": os.pathsep.join(path for path in sys.path if path),
+                "PYTHONPATH": os.pathsep.join(path or os.getcwd() for path in sys.path),
             }  # fmt: skip
             for rank in range(self._count):
                 self._members.append(self._start_rank(rank, listener.fileno(), variables))
@@ -302,36 +315,45 @@ class Ranks:
         passed = (theirs.fileno(), *([listening] if rank == 0 else []))
         # Its standard output is ours to fill: what a rank prints goes to standard error.
         process = subprocess.Popen(
-            [sys.executable, "-m", self._entry, *map(str, passed)],
+            [sys.executable, "-P", "-m", self._entry, *map(str, passed)],  # it finds what this process finds, no more
             pass_fds=passed, stdin=subprocess.DEVNULL, stdout=2, env=environment(own),
         )  # fmt: skip
         theirs.close()
-        return Member(rank, process, ours)
+        limit(ours, SILENCE / 2)  # a large message fills what the line holds, and then waits once more
+        return Member(rank, process, ours, heard=time.monotonic())
 
     def _await_ready(self) -> None:
         end = time.monotonic() + MEETING
         while late := [member for member in self._members if not member.ready]:
-            left = end - time.monotonic()
-            if left < 0 or not (lines := wait([member.line for member in late], left)):
+            if self._ended:
+                raise RuntimeError(CLOSED)
+            if time.monotonic() > end:
+                quiet = min(late, key=lambda member: member.heard)  # the others may only wait for it
+                silent = time.monotonic() - quiet.heard
                 self.close()
-                raise RankLost(f"rank {late[0].rank} was not ready after {MEETING:.0f} s")
+                told = f" and gave no sign of life for {silent:.0f} s" if silent > SILENCE else ""
+                raise RankLost(f"rank {quiet.rank} was not ready after {MEETING:.0f} s{told}")
+            lines = wait([member.line for member in late], PULSE)
             for member in late:
                 if member.line in lines:
                     self._welcome(member)
 
     def _welcome(self, member: Member) -> None:
         try:
-            kind, value, *_ = get(member.line)
+            kind, *values = get(member.line)
         except (EOFError, OSError):
             code = member.process.wait()
+            if self._ended:
+                raise RuntimeError(CLOSED) from None
             self.close()
             raise RankLost(f"rank {member.rank} ended by {ending(code)} before it was ready") from None
+        member.heard = time.monotonic()
         if kind == "failed":
             self.close()
-            raise value
-        member.ready = True
-        if member.rank == 0:
-            self.facts = value
+            raise values[0]
+        member.ready = kind == "ready"
+        if member.ready and member.rank == 0:
+            self.facts = values[0]
 
 
 def _wait_for(process: subprocess.Popen[bytes]) -> None:
@@ -350,13 +372,3 @@ def ending(code: int) -> str:
         signal.SIGABRT: f" (often because an exchange between ranks took more than {PATIENCE:.0f} s)",
     }
     return f"signal {signal.Signals(-code).name}{often.get(signal.Signals(-code), '')}"
-
-
-def put(line: Connection, message: Any) -> None:
-    """Send by value: a connection's own pickler would send tensors as shared memory, which strangers cannot open."""
-    line.send_bytes(pickle.dumps(message, protocol=pickle.HIGHEST_PROTOCOL))
-
-
-def get(line: Connection) -> Any:
-    """The next message. Raises EOFError or OSError when the other end is gone."""
-    return pickle.loads(line.recv_bytes())

@@ -9,7 +9,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from .config import Choices, EngineConfig, check_config, check_one_device, cuda_number, resolve
-from .errors import ConfigError
+from .errors import ConfigError, is_fatal
 from .launch import PATIENCE, Seat, seat
 from .machine import Card, cuda_memory
 from .precision import check_weights, parse_precision, running
@@ -223,12 +223,11 @@ def _kernels(choices: Choices, dit: DiTSpec, mesh: Mesh) -> tuple[Relayout | Non
 def check_alike(parallel: Parallel, choices: Choices, variant: Variant) -> None:
     """Refuse ranks that have chosen differently, each on its own card. Raises ConfigError on all of them."""
     from .ops import describe
+    from .parallel.team import Team
 
     mine = f"ops {choices.ops.name}, attention {describe(choices.ops)['attention']}, attend {variant.name}"
-    told = parallel.control.tell_all(mine)
-    if len(set(told)) > 1:
-        ranks = "; ".join(f"rank {rank} {words}" for rank, words in enumerate(told) if words not in told[:rank])
-        raise ConfigError(f"device: the cards do not allow the same: {ranks}; name ops, attention and attend")
+    if differing := Team(parallel.control).differing(mine):
+        raise ConfigError(f"device: the cards do not allow the same: {differing}; name ops, attention and attend")
 
 
 def settle_variant(variant: Variant, parallel: Parallel, choices: Choices, place: Seat) -> tuple[Parallel, Variant]:
@@ -263,6 +262,10 @@ def open_board(parallel: Parallel, device: torch.device, local_ranks: int) -> tu
     try:
         problem = board.probe()
     except RuntimeError as error:  # the driver's, when it will not share memory
+        if is_fatal(error):  # a write that never arrived has cost the device its context
+            raise ConfigError(
+                f"attend: overlapped: the try at start-up failed for good ({error}); use packed"
+            ) from None
         problem = f"{type(error).__name__}: {str(error).splitlines()[0]}"
     problems = control.tell_all(problem)
     problem = next((said for said in problems if said), None)

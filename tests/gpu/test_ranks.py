@@ -52,7 +52,7 @@ def join(place: Place, mesh: Mesh) -> Parallel:
     quiet()
     torch.cuda.set_device(place.rank)
     if mesh not in place.kept:
-        place.kept[mesh] = join_mesh(mesh, place.rank, Ulysses, backend="nccl", patience=60)
+        place.kept[mesh] = join_mesh(mesh, place.rank, backend="nccl", patience=60)
     return place.kept[mesh]
 
 

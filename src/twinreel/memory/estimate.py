@@ -35,8 +35,8 @@ _COMPUTE = re.compile(r"\.(to_qkv|to_out|w1|w2)\.")
 class Setting:
     """How the parts run: `device` cpu or cuda, bytes of an element of DiT and conditioner, and of the video decoder's
     products, tiles a call of that decoder, the residency, `adaln` live or precompute, the table of ops, rows at a time,
-    ranks over which rows (`sp`), the DiT's heads (`tp`) and the conditioner's heads (`text`) are dealt out; what of the
-    DiT runs in fp8; how the video encoder runs (`vae_encode`)."""
+    ranks over which rows (`sp`), the DiT's heads (`tp`) and the conditioner's heads (`text`) are dealt out, or its weights
+    spread (`stored`); what of the DiT runs in fp8; how the video encoder runs (`vae_encode`)."""
 
     device: str
     element: int
@@ -49,6 +49,7 @@ class Setting:
     sp: int = 1
     tp: int = 1
     text: int = 1
+    stored: int = 1
     fp8: Fp8 | None = None
     encode: str = "fp32"
 
@@ -97,6 +98,11 @@ def part_weights(spec: Spec, part: str, setting: Setting) -> Weights:
         arriving = total + 4 * max(stored)
     share = {"dit": setting.tp, "text_encoder": setting.text}.get(name, 1)
     total, arriving = total // share, arriving // share
+    if (
+        name == "text_encoder" and setting.stored > 1
+    ):  # it arrives whole; what it uses is gathered, layers two at a time
+        layers = _layer_bytes(rows, LAYERS[name], kept)
+        total = total // setting.stored + total - sum(layers) + sum(sorted(layers)[-SLOTS:])
     mode, host = MODES[setting.residency], 0
     if mode.streams(part):
         layers = _layer_bytes(rows, LAYERS[name], kept)

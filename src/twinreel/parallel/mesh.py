@@ -7,7 +7,8 @@ from dataclasses import dataclass, replace
 from datetime import timedelta
 from typing import Any
 
-from twinreel.parallel import Axis, Meter, Parallel, Strategy
+from twinreel.parallel import Axis, Meter, Parallel
+from twinreel.parallel.team import Team
 
 
 @dataclass(frozen=True)
@@ -40,8 +41,8 @@ class Mesh:
             yield from (list(range(first, first + width)) for first in range(0, self.size, width))
 
 
-def join_mesh(mesh: Mesh, rank: int, strategy: Strategy, *, backend: str, patience: float) -> Parallel:
-    """This rank's axes; every rank of torch.distributed's default group calls it with the same mesh.
+def join_mesh(mesh: Mesh, rank: int, *, backend: str, patience: float) -> Parallel:
+    """This rank's axes; every rank of torch.distributed's default group calls it. ValueError where their meshes differ.
 
     `backend`: of what the model exchanges (`nccl`, `gloo`); the default group, of CPU tensors, is the control axis. A
     collective of the model that takes more than `patience` seconds is an error.
@@ -50,6 +51,9 @@ def join_mesh(mesh: Mesh, rank: int, strategy: Strategy, *, backend: str, patien
 
     meter = Meter()
     control = Axis("control", mesh.size, rank) if mesh.size > 1 else Axis("control")
+    split = f"over {mesh.stored} ranks" if mesh.stored > 1 else f"in {mesh.text}"
+    if differing := Team(control).differing(f"sp {mesh.sp} x tp {mesh.tp}, conditioner {split}"):
+        raise ValueError(differing)
 
     def axis(name: str) -> Axis:
         mine = Axis(name)
@@ -63,7 +67,7 @@ def join_mesh(mesh: Mesh, rank: int, strategy: Strategy, *, backend: str, patien
 
     axes = {name: axis(name) for name in ("sp", "tp", "text", "stored", "every")}
     return replace(
-        Parallel(axes["sp"], axes["tp"], strategy, axes["text"], axes["every"]),
+        Parallel(axes["sp"], axes["tp"], text=axes["text"], every=axes["every"]),
         stored=axes["stored"],
         control=control,
     )

@@ -54,6 +54,12 @@ class Team:
             raise agreed(errors[0])
         return value
 
+    def differing(self, mine: str) -> str | None:
+        """Which ranks have chosen what, where not all have said the same `mine`."""
+        told = self.control.tell_all(mine)
+        ranks = [f"rank {rank} {words}" for rank, words in enumerate(told) if words not in told[:rank]]
+        return "; ".join(ranks) if len(ranks) > 1 else None
+
 
 def agreed(error: BaseException) -> BaseException:
     """`error`, marked as one that every rank raises now, at the same place: none waits for another."""

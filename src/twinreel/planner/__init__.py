@@ -257,7 +257,7 @@ def _setting(config: EngineConfig, spec: Spec, number: int | None) -> Setting:
     alike: dict[str, Any] = {"fp8": fp8, "encode": config.vae_encode}
     if config.gpus is not None and config.gpus > 1:
         mesh, _ = choose_mesh(config, config.gpus, sizes_of(spec, config))
-        alike |= {"sp": mesh.sp, "tp": mesh.tp, "text": mesh.text}
+        alike |= {"sp": mesh.sp, "tp": mesh.tp, "text": mesh.text, "stored": mesh.stored}
     if number is None:
         return Setting("cpu", 2 if name in ("bf16", "fp8") else 4, 4, 1, "all", **alike)
     element, table = 4 if name == "fp32" else 2, "reference" if config.ops == "reference" else "triton"

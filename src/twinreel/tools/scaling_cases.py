@@ -116,7 +116,7 @@ class Bench:
         if mesh.size == 1:
             return Parallel.single()
         backend = "nccl" if self.choices.device.type == "cuda" else "gloo"
-        return join_mesh(mesh, self.rank, Ulysses, backend=backend, patience=2 * PATIENCE)
+        return join_mesh(mesh, self.rank, backend=backend, patience=2 * PATIENCE)
 
     def _packing(self) -> str:
         return "packed" if self.choices.ops.name == "triton" else "plain"
