@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import signal
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -106,3 +107,19 @@ def original(tiny_original: Path, tmp_path: Path) -> Path:
 def diffusers(tiny_diffusers: Path, tmp_path: Path) -> Path:
     """A copy that a test may damage."""
     return shutil.copytree(tiny_diffusers, tmp_path / "diffusers")
+
+
+@pytest.fixture(scope="module")
+def window(tmp_path_factory: pytest.TempPathFactory) -> Iterator:
+    """Chromium for the tests of the server's page: a `page_window.Window`."""
+    from page_window import Window, browser, missing_browser
+
+    absent = missing_browser()
+    if absent:
+        if os.environ.get("CI") == "true":
+            pytest.fail(f"the page cannot be tested: {absent}")
+        pytest.skip(f"the page is not tested: {absent}")
+    driver = browser(tmp_path_factory.mktemp("profile"))
+    driver.execute_cdp_cmd("Page.enable", {})
+    yield Window(driver)
+    driver.quit()

@@ -30,7 +30,10 @@ STEPS = 5
 
 
 class StubRunner:
-    """Writes bytes that follow from the request. The prompt may say slow, crash, rank, both of them once, gone, fail."""
+    """Writes bytes that follow from the request.
+
+    The prompt may say slow (deaf), crash, rank, both of them once, gone (for good), fail.
+    """
 
     alive = True
 
@@ -56,7 +59,7 @@ class StubRunner:
 
     def run(self, work: Work) -> Iterator[dict[str, Any]]:
         self.ran.append(work.id)
-        if "gone" in work.body["prompt"] and self.ran.count(work.id) < 2:
+        if "gone" in work.body["prompt"] and (self.ran.count(work.id) < 2 or "good" in work.body["prompt"]):
             raise EngineLost("the engine is not running")
         self._note(f"begin {work.id}")
         folder, prompt = Path(work.folder), work.body["prompt"]
@@ -70,6 +73,8 @@ class StubRunner:
             self.gate.wait(20)
             time.sleep(0.02 if "slow" in prompt else self.seconds / STEPS)
             if work.id in self._cancelled:
+                if "deaf" in prompt:
+                    raise EngineLost("the engine was stopped")
                 yield {"event": "cancelled"}
                 return
         if "fail" in prompt:

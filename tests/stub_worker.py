@@ -8,6 +8,7 @@ import subprocess
 import sys
 import threading
 import time
+from functools import partial
 
 from twinreel import Cancelled
 from twinreel.serve.child import Voice
@@ -30,17 +31,24 @@ def main() -> None:
     voice.say(event="ready", engine={"pid": os.getpid()})
     while True:
         order = orders.next()
-        word = order["body"]["prompt"]
-        voice.say(event="progress", stage="denoise", done=1, total=2)
+        word, say = order["body"]["prompt"], partial(voice.say, turn=order["turn"])
+        if word == "late":  # the end of what ran before
+            voice.say(event="done", turn=order["turn"] - 1, outcome={"word": "earlier"})
+        say(event="progress", stage="denoise", done=1, total=2)
+        if word in ("torn", "noise"):
+            voice._answers.write('{"event": "prog' if word == "torn" else "noise\n")
+            voice._answers.flush()
+        if word == "torn":
+            os.kill(os.getpid(), signal.SIGKILL)
         if word == "die":
             os.kill(os.getpid(), signal.SIGKILL)
         if word == "leave":
             print("the last words", file=sys.stderr, flush=True)
             os._exit(7)
         if word == "last":
-            voice.say(event="failed", kind="AcceleratorError", message="CUDA error", field=None, last=True)
+            say(event="failed", kind="AcceleratorError", message="CUDA error", field=None, last=True)
             time.sleep(1000)
-        if word in ("hang", "deaf"):
+        if word in ("hang", "deaf", "noise"):
             time.sleep(1000)
         try:
             for _ in range(1000 if word == "long" else 1):
@@ -48,9 +56,9 @@ def main() -> None:
                     raise Cancelled("asked for")
                 time.sleep(0.01)
         except Cancelled as error:
-            voice.say(event="cancelled", why=str(error))
+            say(event="cancelled", why=str(error))
             continue
-        voice.say(event="done", outcome={"word": word})
+        say(event="done", outcome={"word": word})
 
 
 if __name__ == "__main__":

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,13 +13,11 @@ from page_stub import FRAMES, PageRunner
 from page_window import (
     PLAYABLE,
     Window,
-    browser,
     button,
     colour_of,
     drop,
     jobs,
     look_over,
-    missing_browser,
     names,
     until,
     write_sound,
@@ -30,19 +27,6 @@ from twinreel.serve import app as server_app
 
 PAGE = Path(server_app.__file__).with_name("page")
 KEY = "a key of sixteen and more"
-
-
-@pytest.fixture(scope="module")
-def window(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Window]:
-    absent = missing_browser()
-    if absent:
-        if os.environ.get("CI") == "true":
-            pytest.fail(f"the page cannot be tested: {absent}")
-        pytest.skip(f"the page is not tested: {absent}")
-    driver = browser(tmp_path_factory.mktemp("profile"))
-    driver.execute_cdp_cmd("Page.enable", {})
-    yield Window(driver)
-    driver.quit()
 
 
 @pytest.fixture(scope="module")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import json
+import shutil
 import threading
 import urllib.request
 from collections.abc import Iterator
@@ -264,6 +265,16 @@ def test_delete_removes(site: Running) -> None:
     for path, method in (("", "GET"), ("/content", "GET"), ("/events", "GET"), ("/cancel", "POST"), ("", "DELETE")):
         status, answer, _ = call(f"{site.url}/v1/videos/{made['id']}{path}", method=method)
         assert (status, answer["error"]["type"]) == (404, "not_found")
+
+
+@pytest.mark.parametrize("address", ["content", "content?variant=frames", "inputs/0"])
+def test_files_that_are_gone_are_not_found(site: Running, address: str) -> None:
+    """A removal may come between a row and its files, and on a full disk it leaves the row."""
+    _, made = post(site, {"prompt": "p", "input_reference": PICTURE, **SHORT})
+    ended(site.url, made["id"])
+    shutil.rmtree(site.service.jobs.path(made["id"]))
+    status, told, _ = call(f"{site.url}/v1/videos/{made['id']}/{address}")
+    assert (status, told["error"]["type"]) == (404, "not_found")
 
 
 def test_media_of_jobs_that_come_to_nothing_count_for_retention(site: Running, runner: StubRunner) -> None:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 import socket
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 import pytest
@@ -18,7 +19,9 @@ from serve_stub import Running, StubRunner, call, content, running, until
 from twinreel import Client, Clip, ConfigError, Keyframe, Picture, Reference, Request, RequestError, Sound
 from twinreel.cli import main
 from twinreel.media.read import read_source
+from twinreel.serve import app, service
 from twinreel.serve.client import ServerError
+from twinreel.serve.client_arguments import ONCE_CHARACTERS, VARIANTS
 from twinreel.serve.client_media import clip_bytes, picture_bytes, wav_bytes
 from twinreel.spec import Spec
 from twinreel.watch import Event
@@ -141,10 +144,86 @@ def test_addresses_of_no_server(address: Any) -> None:
     assert "secret" not in str(caught.value)
 
 
-def test_keys_that_no_header_can_hold() -> None:
-    for key in ("", "a\nb", "schlüssel"):
-        with pytest.raises(ConfigError, match="^key: "):
-            Client("http://127.0.0.1:8188", key)
+NUMBERS = ("x", None, math.nan, math.inf, -1, True, 10**400)
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("key", key) for key in ("", "a\nb", "schlüssel", 5, b"key-of-bytes")]
+    + [("timeout", value) for value in (0, 1e9, *NUMBERS)]
+    + [("patience", value) for value in NUMBERS],
+)
+def test_what_no_client_can_be_made_with(name: str, value: Any) -> None:
+    with pytest.raises(ConfigError, match=f"^{name}: ") as caught:
+        Client("http://127.0.0.1:8188", **{name: value})
+    assert name == "key" or "got" in str(caught.value) and "0" in str(caught.value) and len(str(caught.value)) < 300
+    Client("http://127.0.0.1:8188", timeout=np.float32(3), patience=0)  # type: ignore[arg-type]
+
+
+P = Request("p", duration=1)
+ODD_REQUESTS: list[tuple[str, Any]] = [("request", None), ("request", "p"), ("request", {"prompt": "p"}),
+    ("prompt", Request(5)), ("keyframes", Request("p", keyframes=5)), ("keyframes", Request("p", keyframes=("a.png",))),
+    ("size", Request("p", size=5)), ("shifts", Request("p", shifts=5)), ("duration", Request("p", duration=object())),
+    ("seed", Request("p", seed=object())), ("policy", Request("p", policy=5))]  # type: ignore[arg-type] # fmt: skip
+ODD: list[tuple[str, Callable[[Client], Any]]] = [
+    *((name, lambda client, odd=odd: client.submit(odd)) for name, odd in ODD_REQUESTS),
+    *((name, lambda client, odd=odd: client.generate(odd, "a.mp4")) for name, odd in ODD_REQUESTS),
+    *(("n", lambda client, odd=odd: client.submit(P, n=odd)) for odd in ("x", None, 2.0, True)),
+    *(("priority", lambda client, odd=odd: client.submit(P, priority=odd)) for odd in ("x", None, 2.0)),
+    *(("once", lambda client, odd=odd: client.submit(P, once=odd)) for odd in ("", "a\nb", "é", " a", 5, "a" * 201)),
+    *(
+        ("job", lambda client, do=do, odd=odd: do(client)(odd))
+        for odd in (None, "", 5, {"id": "video_1"}, "\ud800", "a\0")
+        for do in (
+            lambda c: c.get,
+            lambda c: c.cancel,
+            lambda c: c.remove,
+            lambda c: c.wait,
+            lambda c: lambda job: list(c.events(job)),
+            lambda c: lambda job: c.download(job, "a.mp4"),
+        )
+    ),
+    *(
+        ("path", lambda client, odd=odd: client.download("video_1", odd, overwrite=True))
+        for odd in (None, 5, "", ".", "/", "none/a.mp4", "folder", "file/a.mp4", "link.mp4", "x" * 300, "a\0b")
+    ),
+    ("path", lambda client: client.download("video_1", "file")),
+    *(("variant", lambda client, odd=odd: client.download("video_1", "a", odd)) for odd in (None, "zz", 5)),
+    ("overwrite", lambda client: client.download("video_1", "a", overwrite="no")),
+    ("overwrite", lambda client: client.generate(P, "a.mp4", overwrite="no")),
+    ("watch", lambda client: client.generate(P, "a.mp4", 5)),
+    ("watch", lambda client: client.wait("video_1", None)),
+    ("priority", lambda client: client.generate(P, "a.mp4", priority="x")),
+    ("status", lambda client: client.list(status=None)),
+    ("q", lambda client: client.list(q="\ud800")),
+]  # type: ignore[misc,arg-type]
+
+
+@pytest.mark.parametrize(("field", "ask"), ODD)
+def test_arguments_that_mean_nothing_are_refused_before_anything_is_sent(
+    field: str, ask: Callable[[Client], Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def opened(*_: object, **__: object) -> None:
+        raise AssertionError("something was about to be sent")
+
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "file").write_text("mine")
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "link.mp4").symlink_to("file")
+    monkeypatch.setattr(Client, "_open", opened)
+    with pytest.raises(RequestError) as caught:
+        ask(Client("http://127.0.0.1:8188"))
+    assert caught.value.field.startswith(field) and len(str(caught.value)) < 600
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["file", "folder", "link.mp4"]
+
+
+def test_what_the_client_allows_is_what_the_server_takes() -> None:
+    assert ONCE_CHARACTERS == service.ONCE_CHARACTERS and get_args(app.Variant) == VARIANTS
+
+
+def test_a_key_of_ones_own_is_used(client: Client) -> None:
+    jobs = [client.submit(P, once="mine") for _ in range(2)]
+    assert jobs[0]["id"] == jobs[1]["id"]
 
 
 def test_cancel_list_and_remove(client: Client) -> None:

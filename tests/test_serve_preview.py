@@ -2,19 +2,25 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import shutil
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from PIL import Image
 
 from twinreel import Engine, EngineConfig, Keyframe, Picture, Request
 from twinreel.demo import bundled_model
+from twinreel.output.placing import replacing
 from twinreel.serve import preview
 from twinreel.serve.fit_preview import behind, main
 from twinreel.serve.preview import Previewer, fit_map, load_map, paint
+from twinreel.spec import Spec
 
 RNG = np.random.default_rng(4)
 
@@ -58,6 +64,46 @@ def test_a_run_shows_what_forms(tiny_original: Path, tmp_path: Path, monkeypatch
         expected = paint(final["video"], rows)
         assert picture.n_frames == 7 and picture.size == (expected.shape[2], expected.shape[1])
         assert np.abs(np.asarray(picture.convert("RGB"), int) - expected[0]).mean() < 16  # WebP is lossy
+
+
+class Disk:
+    """Stands for `replacing`: fails as it is told, a time for each word, and then no more."""
+
+    def __init__(self, *faults: Exception) -> None:
+        self.faults = list(faults)
+
+    def __call__(self, target: Path) -> Any:
+        if self.faults:
+            raise self.faults.pop(0)
+        return replacing(target)
+
+
+@pytest.mark.parametrize(
+    ("faults", "made", "told"),
+    [
+        ([], 3, 0),
+        ([OSError(errno.ENOSPC, "No space left on device")] * 2, 1, 1),
+        ([FileNotFoundError(errno.ENOENT, "the folder is gone"), RuntimeError("WebP"), MemoryError()], 0, 1),
+    ],
+    ids=["none", "full for a while", "all"],
+)
+def test_a_preview_that_cannot_be_written_costs_no_step(
+    faults: list[Exception], made: int, told: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    monkeypatch.setattr(preview, "SHARE", 1e9)
+    monkeypatch.setattr(preview, "replacing", Disk(*faults))
+    (tmp_path / preview.MAP).write_text(json.dumps({"rows": RNG.normal(0.5, 0.1, (25, 3)).tolist()}))
+    shown: list[str] = []
+    engine: Any = SimpleNamespace(spec=Spec(), weights=SimpleNamespace(path=tmp_path))
+    previewer = Previewer(engine, tmp_path, (7, 96, 64), shown.append)
+    rows = torch.zeros(7 * (64 // 32) * (96 // 32), Spec().dit.video_row)
+    previewer.boundary("sigmas", {"video": torch.tensor([1.0, 0.7, 0.3, 0.0])}, 0)
+    previewer.boundary("noise", {"video": rows}, 0)
+    for step in range(3):
+        previewer.boundary("velocity", {"video": rows}, step)
+    assert shown == [preview.PICTURE] * made and (tmp_path / preview.PICTURE).exists() == bool(made)
+    assert len(capsys.readouterr().err.splitlines()) == told
 
 
 def test_the_pixels_behind_each_latent() -> None:

@@ -22,6 +22,13 @@ from twinreel.serve.probe import Probe
 from twinreel.serve.runner import EngineLost, EngineRunner, Work
 
 WORKER = Path(__file__).with_name("stub_worker.py")
+LOST = {
+    "die": "SIGKILL",
+    "torn": "SIGKILL",
+    "noise": "is no answer: b'noise",
+    "leave": "exit code 7; its last words: the last words",
+    "hang": "said nothing for 1.5 s",
+}
 
 
 def work(prompt: str, job: str = "video_1") -> Work:
@@ -77,17 +84,28 @@ def test_an_engine_that_does_not_hear_is_ended(runner: EngineRunner) -> None:
 
 
 def test_an_engine_that_dies_says_how(runner: EngineRunner) -> None:
-    runner.start()
-    with pytest.raises(EngineLost, match="SIGKILL"):
-        list(runner.run(work("die")))
     with pytest.raises(EngineLost, match="not running"):
         list(runner.run(work("short")))
-    runner.start()
-    with pytest.raises(EngineLost, match="exit code 7; its last words: the last words"):
-        list(runner.run(work("leave")))
-    runner.start()
-    with pytest.raises(EngineLost, match="said nothing for 1.5 s"):
-        list(runner.run(work("hang")))
+    for word, told in LOST.items():
+        runner.start()
+        with pytest.raises(EngineLost, match=told):
+            list(runner.run(work(word)))
+        assert not runner.alive
+
+
+def test_a_run_that_is_left_goes_on_nowhere(runner: EngineRunner) -> None:
+    """Before its last event the engine ends with it; afterwards it is free, and what comes late is nobody else's."""
+    pid = runner.start()["pid"]
+    run = runner.run(work("long"))
+    next(run)
+    run.close()
+    assert not runner.alive and not alive(pid)
+    pid, run = runner.start()["pid"], runner.run(work("short"))
+    while next(run)["event"] != "done":
+        pass
+    run.close()
+    assert [event.get("outcome") for event in runner.run(work("late"))] == [None, {"word": "late"}]
+    assert runner.pid == pid and runner.alive
 
 
 def test_an_engine_takes_no_job_after_its_last(runner: EngineRunner) -> None:
@@ -143,6 +161,50 @@ def test_the_engine_ends_when_its_server_is_killed(tmp_path: Path) -> None:
     until(lambda: not alive(pid) and not alive(child))
     server.stdout.close()
     server.stderr.close()
+
+
+def test_an_engine_that_is_stopped_while_it_starts_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[Child] = []
+
+    def late(command: list[str]) -> Child:
+        runner.stop()
+        made.append(Child(command))
+        return made[0]
+
+    runner = EngineRunner([sys.executable, str(WORKER), "good"])
+    monkeypatch.setattr("twinreel.serve.runner.Child", late)
+    with pytest.raises(EngineLost, match="stopped while it started"):
+        runner.start()
+    assert not made[0].alive
+
+
+@pytest.mark.parametrize("had", [0, 1])
+def test_a_process_is_ended_when_there_is_no_thread_to_hear_it(monkeypatch: pytest.MonkeyPatch, had: int) -> None:
+    made: list[subprocess.Popen[bytes]] = []
+    popen, start, left = subprocess.Popen, threading.Thread.start, [None] * had
+
+    def refuse(thread: threading.Thread) -> None:
+        if not left:
+            raise RuntimeError("can't start new thread")
+        left.pop()
+        start(thread)
+
+    def note(*words: Any, **more: Any) -> subprocess.Popen[bytes]:
+        made.append(popen(*words, **more))
+        return made[0]
+
+    monkeypatch.setattr(subprocess, "Popen", note)
+    monkeypatch.setattr(threading.Thread, "start", refuse)
+    with pytest.raises(OSError, match="can't start new thread"):
+        Child(["sleep", "1000"])
+    assert made[0].poll() == -signal.SIGKILL
+
+
+def test_half_an_order_is_none() -> None:
+    """The server died in the middle of it: whoever hears orders ends in order."""
+    script = "from twinreel.serve.child import Voice; print(list(Voice.orders()))"
+    done = subprocess.run([sys.executable, "-c", script], input='{"do": 1}\n{"do', capture_output=True, text=True)
+    assert (done.returncode, done.stdout) == (0, "[{'do': 1}]\n"), done.stderr
 
 
 def test_a_reader_that_breaks_is_replaced() -> None:

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import contextlib
 import http.server
+import socket
 import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from starlette.datastructures import URL
+from starlette.requests import HTTPConnection
 
 from serve_stub import Running, StubRunner, call, running, until
 from twinreel import RequestError
@@ -58,6 +61,18 @@ def test_the_key_in_either_header(site: Running) -> None:
     for wrong in (KEY[:-1], KEY + "x", "", "\xff" * 20):
         assert call(url, headers={"X-API-Key": wrong})[0] == 401
     assert call(url, headers={"Authorization": f"Basic {KEY}"})[0] == 401
+
+
+@pytest.mark.parametrize("host", ["x?", "x#", "x/health?", "localhost/v1/session#"])
+@pytest.mark.parametrize("method", ["GET", "POST"])
+def test_the_host_header_opens_nothing(site: Running, monkeypatch: pytest.MonkeyPatch, host: str, method: str) -> None:
+    # as of every Starlette before 1.0.1
+    url = lambda self: URL(f"http://{self.headers['host']}{self.scope['path']}")  # noqa: E731
+    monkeypatch.setattr(HTTPConnection, "url", property(url))
+    status, answer, headers = call(f"{site.url}/v1/videos", method=method, headers={"Host": host})
+    assert (status, answer["error"]["type"], headers["cache-control"]) == (401, "unauthorized", "no-store")
+    known = {"Host": host, "X-API-Key": KEY}
+    assert call(f"{site.url}/v1/videos?unknown=1", headers=known)[0] == 422
 
 
 def test_a_session_for_browsers(site: Running) -> None:
@@ -116,7 +131,7 @@ def test_public_addresses(address: str) -> None:
 
 
 class Media(http.server.BaseHTTPRequestHandler):
-    """A host of media: /ok, /big, /inside (redirects to a private address), /elsewhere, /round, /drip."""
+    """A host of media: /ok, /big, /inside (redirects to a private address), /elsewhere, /round."""
 
     def do_GET(self) -> None:  # noqa: N802
         places = {
@@ -129,13 +144,6 @@ class Media(http.server.BaseHTTPRequestHandler):
             self.send_response(302)
             self.send_header("Location", places[self.path])
             self.end_headers()
-            return
-        if self.path.startswith("/drip"):
-            begin = b"HTTP/1.1 200 OK\r\nContent-Length: 1000\r\n" + (b"X: " if "head" in self.path else b"\r\n")
-            with contextlib.suppress(OSError):
-                for part in (begin, *[b"x"] * 40):
-                    self.wfile.write(part)
-                    time.sleep(0.05)
             return
         self.send_response(404 if self.path == "/none" else 200)
         self.end_headers()
@@ -187,12 +195,38 @@ def test_fetches_that_are_refused(media: int, path: str, message: str) -> None:
     assert caught.value.field == "conditions[0].uri"
 
 
-def test_a_host_that_drips_is_left(media: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Every wait is short and the whole would never end."""
+@pytest.mark.parametrize(
+    ("scheme", "begin"),
+    [
+        ("http", b"HTTP/1.1 200 OK\r\nContent-Length: 1000\r\n\r\n"),
+        ("http", b"HTTP/1.1 200 OK\r\nConnection: close\r\n\r\n"),
+        ("http", b"HTTP/1.0 200 OK\r\n\r\n"),
+        ("http", b"HTTP/1.1 200 OK\r\nX: "),
+        ("https", b"\x16\x03\x03\x40\x00"),  # the head of a record of 16 KiB
+    ],
+)
+def test_a_host_that_drips_is_left(scheme: str, begin: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every wait is short and the whole would take an hour."""
     monkeypatch.setattr("twinreel.serve.fetch.MAX_SECONDS", 0.3)
-    for path in ("/drip", "/drip-head"):
+    wire, seen = socket.create_server(("127.0.0.1", 0)), list[str]()
+
+    def drip() -> None:
+        line, _ = wire.accept()
+        with line, contextlib.suppress(OSError):
+            line.recv(9999)
+            line.sendall(begin)
+            for _ in range(60):
+                time.sleep(0.05)
+                line.sendall(b"x")
+            seen.append("all of it was taken")
+
+    with wire:
+        (thread := threading.Thread(target=drip)).start()
+        port = wire.getsockname()[1]
         with pytest.raises(RequestError, match="took more than 0.3 s"):
-            fetcher(media).fetch(f"http://media.test:{media}{path}", len, "f", 1 << 20)
+            fetcher(port).fetch(f"{scheme}://media.test:{port}/", len, "f", 1 << 20)
+        thread.join()
+    assert not seen
 
 
 def test_names_that_point_inwards_are_refused(media: int) -> None:

@@ -15,9 +15,11 @@ import pytest
 
 from serve_stub import StubRunner, call, ended, running, until
 from twinreel import RequestError
+from twinreel.serve import probe as probe_module
 from twinreel.serve import turns as turns_module
+from twinreel.serve.child import Child
 from twinreel.serve.fetch import Fetcher
-from twinreel.serve.probe import Probe
+from twinreel.serve.probe import STOPPED, Probe
 from twinreel.serve.service import CHECKS, WAITING
 from twinreel.serve.shapes import PICTURE
 from twinreel.serve.turns import Busy, Turns
@@ -123,6 +125,43 @@ def test_a_reader_is_stopped_in_the_middle(tmp_path: Path) -> None:
     for thread in threads:
         thread.join(10)
     assert len(told) == 4 and sum("shutting down" in text for text in told) >= 3
+
+
+def test_a_reader_that_was_started_meanwhile_is_stopped_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    probe, told = Probe([sys.executable, "-c", "import time; time.sleep(60)"]), list[str]()
+    begun: list[threading.Thread] = []
+
+    def start(command: Any) -> Child:
+        begun.extend(together(1, probe.stop))
+        until(lambda: probe._stopped)  # and finds no process to end
+        return Child(command)
+
+    monkeypatch.setattr(probe_module, "Child", start)
+
+    def ask() -> None:
+        with pytest.raises(RequestError) as caught:
+            probe.frames(tmp_path / "a", tmp_path / "b")
+        told.append(caught.value.message)
+
+    for thread in [*together(1, ask), *begun]:
+        thread.join(10)
+    assert told == [STOPPED]
+
+
+def test_a_reader_that_ends_names_no_path(tmp_path: Path) -> None:
+    probe = Probe([sys.executable, "-c", "raise OSError('no /srv/media/clip.mp4')"])
+    with pytest.raises(RequestError, match="no clip.mp4") as caught:
+        probe.frames(tmp_path / "a", tmp_path / "b")
+    assert "/srv" not in str(caught.value)
+
+
+def test_frames_that_cannot_be_read(tiny_original: Path, tmp_path: Path) -> None:
+    with running(tmp_path / "a data", tiny_original, StubRunner()) as site:  # what the stub makes is no MP4
+        _, made, _ = call(f"{site.url}/v1/videos", {"prompt": "p", **SHORT})
+        ended(site.url, made["id"])
+        status, told, _ = call(f"{site.url}/v1/videos/{made['id']}/content?variant=frames")
+        assert (status, told["error"]["type"]) == (503, "unavailable")
+        assert told["error"]["message"] == "the frames cannot be read: Invalid data found when processing input"
 
 
 def test_a_turn_that_does_not_come(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import contextlib
 import io
 import json
 import urllib.request
@@ -15,6 +16,11 @@ import pytest
 from PIL import Image
 
 from serve_stub import Running, StubRunner, call, ended, form, running, until
+from twinreel.media.addresses import PICTURE
+from twinreel.media.pictures import UNREADABLE
+from twinreel.serve.fetch import Fetcher
+from twinreel.serve.intake import Order, Placer
+from twinreel.serve.uploads import Limits, TooLarge, Upload, picture_pixels
 
 SHORT = {"target": {"duration_seconds": 1}}
 
@@ -122,6 +128,51 @@ def test_decompression_bombs_are_refused_by_their_head(site: Running) -> None:
         {"prompt": "p", "input_reference": f"data:image/png;base64,{base64.b64encode(huge).decode()}"},
         "input_reference",
     )
+
+
+def test_a_picture_whose_frame_is_larger_than_itself(site: Running) -> None:
+    data = io.BytesIO()
+    Image.new("P", (32, 32)).save(data, "GIF")
+    wide = bytearray(data.getvalue())
+    frame = wide.index(b",", 13)
+    wide[frame + 5 : frame + 9] = (20_000).to_bytes(2, "little") * 2
+    refused(
+        site,
+        {"prompt": "p", "input_reference": f"data:image/gif;base64,{base64.b64encode(wide).decode()}"},
+        "input_reference",
+    )
+
+
+@pytest.mark.parametrize("error", UNREADABLE, ids=lambda error: error.__name__)
+def test_a_head_that_cannot_be_read_does_not_say_its_size(
+    error: type[Exception], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(*given: Any) -> None:
+        raise error("damaged")
+
+    Image.init()
+    monkeypatch.setitem(Image.OPEN, "AVIF", (broken, None))
+    assert picture_pixels(b"", "AVIF") is None
+
+
+@pytest.mark.parametrize(
+    ("sent", "fetched", "fits"), [(0, 100, True), (60, 40, True), (60, 41, False), (100, 1, False)]
+)
+def test_uploads_and_what_is_fetched_count_together(tmp_path: Path, sent: int, fetched: int, fits: bool) -> None:
+    class Host(Fetcher):
+        def fetch(self, address: str, take: Any, field: str, max_bytes: int) -> int:
+            assert max_bytes == 100 - sent
+            take(png()[:fetched])
+            return fetched
+
+    (tmp_path / "in-0").write_bytes(png()[:sent])
+    order = Order({"conditions": [{"uri": "http://host/x.png"}]})
+    if sent:
+        order.body["conditions"].append({"uri": "upload:a"})
+        order.uploads["a"] = Upload("a", tmp_path / "in-0", PICTURE, "a PNG picture", sent)
+    placer = Placer(tmp_path, Limits(100, 1e6, 1.0, lambda: None), Host(()))
+    with contextlib.nullcontext() if fits else pytest.raises(TooLarge):
+        placer.place(order)
 
 
 def test_too_large_is_said_before_the_end(site: Running, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import logging
 import sqlite3
+from pathlib import Path
+from typing import Any
 
 from fastapi import FastAPI, Request, Response
 from fastapi.exceptions import RequestValidationError
@@ -45,7 +47,17 @@ def missing(job: str) -> JSONResponse:
 
 
 class Stored(FileResponse):
-    """A file with its ranges; what is wrong with a range is said in the one shape of errors."""
+    """A file with its ranges; what is wrong with a range is said in the one shape of errors.
+
+    HTTPException 404 for a file that is not there: a removal may come between a job's row and its files.
+    """
+
+    def __init__(self, path: Path, media_type: str | None, **given: Any) -> None:
+        try:
+            found = path.stat()
+        except FileNotFoundError:
+            raise HTTPException(404, "this file is not there any more; its video may have been removed") from None
+        super().__init__(path, media_type=media_type, stat_result=found, **given)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Send the file, a part of it, or why not."""
@@ -93,7 +105,7 @@ def methods_at(app: FastAPI, scope: Scope) -> set[str]:
 async def known_query(request: Request) -> None:
     """Refuse parameters of the query that the route does not have, or that stand there twice. Raises RequestError."""
     route = request.scope.get("route")
-    if not isinstance(route, APIRoute) or not request.url.path.startswith("/v1/"):
+    if not isinstance(route, APIRoute) or not request.scope["path"].startswith("/v1/"):
         return
     known = {field.alias for field in route.dependant.query_params}
     seen: set[str] = set()
@@ -109,7 +121,7 @@ async def known_query(request: Request) -> None:
 def error_answer(error: Exception, service: Service) -> JSONResponse:
     """What an error means to a client."""
     if isinstance(error, RequestError):
-        return answer(422, "request_error", str(error).removeprefix(f"{error.field}: "), error.field)
+        return answer(422, "request_error", error.message, error.field)
     if isinstance(error, Refusal):
         return answer(error.status, error.kind, error.message)
     if isinstance(error, Unavailable):
@@ -172,19 +184,20 @@ class Gate:
             await self._app(scope, receive, send)
             return
         request, metrics = Request(scope), self._service.metrics
+        path = scope["path"]  # what routes go by; the path of `request.url` may be made of the Host header
 
         async def told(message: Message) -> None:
             if message["type"] == "http.response.start":
                 headers = MutableHeaders(scope=message)
                 for name, value in HEADERS.items():
                     headers.setdefault(name, value)
-                if request.url.path.startswith("/v1/"):
+                if path.startswith("/v1/"):
                     headers.setdefault("cache-control", "no-store")
                 metrics.answers.labels(str(message["status"])).inc()
             await send(message)
 
         try:
-            self._service.guard.check(request.method, request.url.path, request.headers, request.cookies)
+            self._service.guard.check(request.method, path, request.headers, request.cookies)
         except Refusal as error:
             metrics.refused.labels(error.kind).inc()
             await error_answer(error, self._service)(scope, receive, told)

@@ -218,11 +218,14 @@ def add_content(app: FastAPI, service: Service) -> None:
     @app.get("/v1/videos/{job}/preview", response_class=Response)
     def preview(job: str, v: int = 0) -> Any:
         """The newest preview of the forming video: an animated WebP, one pixel a latent. `v` only makes its address new."""
-        path = service.jobs.path(job) / PICTURE
-        if service.jobs.get(job) is None or not path.is_file():
+        try:
+            # read whole: the next preview may take this one's place between its size and its bytes
+            picture = None if service.jobs.get(job) is None else (service.jobs.path(job) / PICTURE).read_bytes()
+        except FileNotFoundError:
+            picture = None
+        if picture is None:
             return answer(404, "not_found", "there is no preview of this job")
-        # read whole: the next preview may take this one's place between its size and its bytes
-        return Response(path.read_bytes(), media_type="image/webp")
+        return Response(picture, media_type="image/webp")
 
     @app.get("/v1/videos/{job}/events", response_class=StreamingResponse)
     async def events(job: str, request: Request) -> Any:
@@ -243,8 +246,6 @@ def content_of(service: Service, job: Job, variant: str, download: bool) -> Resp
         why = f"the job is {job.status}" if not outcome else "it was not kept"
         return answer(409, "conflict", f"there is no {variant} of this job: {why}")
     path = service.frames(job) if variant == "frames" else service.jobs.path(job.id) / name
-    if not path.is_file():
-        return missing(job.id)
     named = f"{job.id}{path.suffix}" if download else None
     headers = {"cache-control": "private, max-age=86400, immutable"}
     return Stored(path, media_type=kind, filename=named, headers=headers)

@@ -6,6 +6,7 @@ It runs in a process group of its own, so that nothing it starts outlives it, an
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import queue
@@ -26,7 +27,7 @@ class ChildLost(Exception):
 
 
 class Child:
-    """One started process. `send` and `receive` may be used by different threads."""
+    """One started process. `send` and `receive` may be used by different threads. OSError: the system has none to give."""
 
     def __init__(self, command: Sequence[str]) -> None:
         self._process = subprocess.Popen(
@@ -39,8 +40,12 @@ class Child:
             threading.Thread(target=self._read_answers, args=(self._process.stdout,), daemon=True),
             threading.Thread(target=self._read_words, args=(self._process.stderr,), daemon=True),
         ]
-        for thread in self._threads:
-            thread.start()
+        try:
+            for thread in self._threads:
+                thread.start()
+        except RuntimeError as error:  # no further thread is to be had
+            self.kill()
+            raise OSError(errno.EAGAIN, str(error)) from None
 
     @property
     def pid(self) -> int:
@@ -68,12 +73,16 @@ class Child:
             line = self._lines.get(timeout=timeout)
         except queue.Empty:
             return None
-        if line is None:
-            self._lines.put(None)
-            raise ChildLost(self.cause())
-        answer = json.loads(line)
-        assert isinstance(answer, dict)
-        return answer
+        if line is not None:
+            try:
+                answer = json.loads(line)
+                assert isinstance(answer, dict)
+                return answer
+            except ValueError:
+                if line.endswith(b"\n"):
+                    raise ChildLost(f"what it said is no answer: {line[:SHOWN]!r}") from None
+        self._lines.put(None)  # it has ended, be it in the middle of a line
+        raise ChildLost(self.cause())
 
     def cause(self) -> str:
         """How it ended, in words."""
@@ -111,7 +120,8 @@ class Child:
 
     def _close(self) -> None:
         for thread in self._threads:
-            thread.join(2)
+            if thread.ident is not None:  # it was started
+                thread.join(2)
         for stream in (self._process.stdin, self._process.stdout, self._process.stderr):
             try:
                 if stream is not None:
@@ -153,4 +163,5 @@ class Voice:
         """Every order, until the other process closes the line or dies. A thread may wait in here when the process ends:
         if it read `sys.stdin`, Python would abort."""
         for line in os.fdopen(os.dup(0), "rb"):
-            yield json.loads(line)
+            if line.endswith(b"\n"):  # or it died in the middle of one
+                yield json.loads(line)

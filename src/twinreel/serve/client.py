@@ -13,12 +13,12 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, BinaryIO
-from urllib.parse import quote, urlencode, urlsplit
+from urllib.parse import quote, urlencode
 
-from ..errors import ConfigError, RequestError, TwinreelError
+from ..errors import RequestError, TwinreelError
 from ..limits import shown
 from ..media.addresses import files_of
-from ..output import OutputOptions, check_output, is_taken, sidecar_path
+from ..output import OutputOptions, check_output, sidecar_path
 from ..output.placing import give_free_name, place_output, replace, unfinished
 from ..request import Request
 from ..request_json import named_in_request, request_to_json
@@ -35,6 +35,18 @@ from .client_answers import (
     read_events,
     refusal,
     stranger,
+)
+from .client_arguments import (
+    PATIENCE,
+    TIMEOUT,
+    check_filters,
+    check_order,
+    check_watch,
+    headers_of,
+    place_of,
+    route_of,
+    seconds_of,
+    target_of,
 )
 from .client_media import Medium, medium_of
 
@@ -97,17 +109,18 @@ class _Patience:
 class Client:
     """A server at `url`, such as `http://127.0.0.1:8188`; `key` is its API key if it asks for one.
 
-    Jobs are the JSON objects of the API (`docs/serving.md`). Methods raise RequestError for what the server refuses in
-    a request, ServerError for the rest. `patience` is how many seconds a full, restarting or unreachable server is
-    waited for, each time anew, by `submit`, `events`, `wait`, `download` and the short questions.
+    Jobs are the JSON objects of the API (`docs/serving.md`). Methods raise RequestError for arguments that mean nothing,
+    before anything is sent or written, and for what the server refuses in a request, ServerError for the rest; the class
+    itself raises ConfigError. `timeout` is how many seconds an answer may be silent; `patience` is how many a full,
+    restarting or unreachable server is waited for, each time anew, by `submit`, `events`, `wait`, `download` and the
+    short questions.
     """
 
     def __init__(self, url: str, key: str | None = None, *, timeout: float = 60.0, patience: float = 0.0) -> None:
-        self._secure, self._host, self._base = _place_of(url)
-        self._timeout, self._patience = timeout, patience
-        if key is not None and not (key and key.isascii() and key.isprintable()):
-            raise ConfigError("key: an API key is one or more printable ASCII characters; ask whoever runs the server")
-        self._headers = {} if key is None else {"Authorization": f"Bearer {key}"}
+        self._secure, self._host, self._base = place_of(url)
+        self._headers = headers_of(key)
+        self._timeout = seconds_of("timeout", timeout, TIMEOUT)
+        self._patience = seconds_of("patience", patience, PATIENCE)
 
     def submit(self, request: Request, *, n: int = 1, priority: int = 0, once: str | None = None) -> Answer:
         """Queue `request` as `n` variants (seed, seed + 1, ...): the first job, `variants` names all.
@@ -115,12 +128,13 @@ class Client:
         `once` is the idempotency key, a random one by default: a call that is repeated after a broken connection
         queues nothing twice. Media in memory and files are uploaded.
         """
+        numbers = check_order(request, n=n, priority=priority, once=once)
         try:
-            return self._submit(request, n, priority, once)
+            return self._submit(request, numbers, once)
         except RequestError as error:
             raise named_in_request(error, request) from None
 
-    def _submit(self, request: Request, n: int, priority: int, once: str | None) -> Answer:
+    def _submit(self, request: Request, numbers: Answer, once: str | None) -> Answer:
         body, media = request_to_json(request), {}
         sources = [item.image for item in request.keyframes] + [item.source for item in request.references]
         for i, source in enumerate(sources):
@@ -130,16 +144,17 @@ class Client:
             else:
                 body["conditions"][i]["uri"] = f"upload:medium-{i}"
                 media[f"medium-{i}"] = medium
-        body |= {"n": n, "priority": priority}
-        headers = {"Idempotency-Key": once or secrets.token_hex(16)}
+        body |= numbers
+        headers = {"Idempotency-Key": secrets.token_hex(16) if once is None else once}
         return self._upload(body, media, headers)
 
     def get(self, job: str) -> Answer:
         """One job as it is now."""
-        return self._json("GET", f"/v1/videos/{quote(job, '')}", is_video, job=job)
+        return self._json("GET", route_of(job), is_video, job=job)
 
     def list(self, **filters: Any) -> Answer:
         """A page of jobs: `limit`, `after`, `order`, `status`, `task`, `q`."""
+        check_filters(filters)
         return self._json("GET", f"/v1/videos?{urlencode(filters)}", is_list)
 
     def model(self) -> Answer:
@@ -149,19 +164,19 @@ class Client:
 
     def cancel(self, job: str) -> Answer:
         """End a job that has not ended."""
-        return self._json("POST", f"/v1/videos/{quote(job, '')}/cancel", is_video, job=job)
+        return self._json("POST", f"{route_of(job)}/cancel", is_video, job=job)
 
     def remove(self, job: str) -> Answer:
         """Remove a job that has ended, with its files."""
-        return self._json("DELETE", f"/v1/videos/{quote(job, '')}", is_named, job=job)
+        return self._json("DELETE", route_of(job), is_named, job=job)
 
     def events(self, job: str) -> Iterator[tuple[str, Answer]]:
         """(name, job) at every change, from its present state to its end; goes on over broken connections."""
-        patience = _Patience(self._patience, self._host, job)
+        route, patience = f"{route_of(job)}/events", _Patience(self._patience, self._host, job)
         while True:
             told = False
             try:
-                with self._open("GET", f"/v1/videos/{quote(job, '')}/events") as answer:
+                with self._open("GET", route) as answer:
                     for name, state in read_events(answer, self._host):
                         told = True
                         patience.fresh()
@@ -176,6 +191,7 @@ class Client:
 
     def wait(self, job: str, watch: Watch = ignore) -> Answer:
         """The job when it is complete, with progress to `watch`. ServerError when it failed or was cancelled."""
+        check_watch(watch)
         stage, start = "", time.monotonic()
         for name, state in self.events(job):
             if (running := state.get("running")) is not None:
@@ -201,12 +217,11 @@ class Client:
     ) -> Path:
         """Write one of a finished job's files to `path`, whole or not at all; goes on after a broken connection.
 
-        Returns its name: `path`, or its next number where that was taken meanwhile. Raises RequestError for a file
-        that exists, unless `overwrite` says so.
+        Returns its name: `path`, or its next number where that was taken meanwhile. Raises RequestError for a path that
+        no file can have, and for a file that exists, unless `overwrite` says so.
         """
-        target = Path(path).absolute()
-        if not overwrite and is_taken(target):
-            raise RequestError("path", f"{target} exists; name another, or say overwrite")
+        route_of(job)
+        target = target_of(path, variant, overwrite)
         with unfinished(target) as temporary:
             self._fetch(job, temporary, variant)
             if not overwrite:
@@ -215,7 +230,7 @@ class Client:
             return target
 
     def _fetch(self, job: str, temporary: Path, variant: str) -> None:
-        address = f"/v1/videos/{quote(job, '')}/content?variant={quote(variant, '')}"
+        address = f"{route_of(job)}/content?variant={quote(variant, '')}"
         patience = _Patience(self._patience, self._host, job)
         with temporary.open("wb") as file:
             while True:
@@ -257,6 +272,8 @@ class Client:
         `overwrite` says so, or one of the request's own media. What takes the name while the job waits or runs stays:
         the result is `NAME-2.mp4` then, and `path` says so.
         """
+        check_order(request, priority=priority)
+        check_watch(watch)
         target = check_output(path, OutputOptions(overwrite=overwrite), needed=files_of(request))
         if target.suffix.lower() != ".mp4":
             raise RequestError("output", f"got {shown(str(path))}; a server makes MP4 files, so the name ends in .mp4")
@@ -265,7 +282,7 @@ class Client:
             job = self.wait(job["id"], watch)
         except KeyboardInterrupt as stop:
             try:
-                self._json("POST", f"/v1/videos/{quote(job['id'], '')}/cancel", is_video, patience=0.0)
+                self._json("POST", f"{route_of(job['id'])}/cancel", is_video, patience=0.0)
             except TwinreelError as error:
                 stop.add_note(f"{job['id']} may still run: {error}")
             raise
@@ -338,30 +355,6 @@ class Client:
             if not kept:
                 connection.close()
         return _Answered(connection, answer)
-
-
-def _place_of(url: Any) -> tuple[bool, str, str]:
-    """(https, host and port, path before the routes) of a server's address. Raises ConfigError, which repeats no secret
-    that may stand in the address."""
-    how = "write http://HOST:PORT"
-    try:
-        parts = urlsplit(url)
-        secret = parts.username is not None or parts.query or parts.fragment
-        good = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
-        (parts.hostname or "").encode("idna"), parts.path.encode("ascii")
-    except (ValueError, TypeError, AttributeError):  # half an IPv6 address, a port beyond 65535, no text
-        raise ConfigError(f"server: {_harmless(url)} is not an address; {how}") from None
-    if secret:
-        raise ConfigError(
-            f"server: an address holds no user, password, ? or #; {how} (and the key by --server-key-file)"
-        )
-    if not good or not url.isprintable() or " " in url:
-        raise ConfigError(f"server: {_harmless(url)} is not the address of a server; {how}")
-    return parts.scheme == "https", parts.netloc, parts.path.rstrip("/")
-
-
-def _harmless(url: Any) -> str:
-    return "what was given" if "@" in str(url) else shown(url)
 
 
 class _Answered:

@@ -9,6 +9,7 @@ import shutil
 import sqlite3
 import threading
 import time
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -38,12 +39,12 @@ class Dispatcher:
         self.seconds_a_job, self.seconds_a_call = 10.0, 0.0
         self._wake, self._stop, self._drained = threading.Event(), threading.Event(), threading.Event()
         self._checkpoint = False
+        self._unsettled = True  # a dead server's jobs, or one whose end was not written, still stand as running
         self._swept = 0.0
         self._thread = threading.Thread(target=self._loop, name="dispatch", daemon=True)
 
     def start(self) -> None:
-        """Settle what a dead server left, then begin."""
-        recover(self.jobs, self.options.max_starts)
+        """Remove what a dead server left, then begin."""
         sweep(self.jobs)
         self._thread.start()
 
@@ -79,39 +80,37 @@ class Dispatcher:
     def _loop(self) -> None:
         try:
             while not self._stop.is_set():
-                if self.engine == "ready" and not self.runner.alive:
-                    self.engine, self.cause = "failed", "the engine has ended"
-                    log.error(self.cause)
-                    self.metrics.restarts.inc()
-                if self.engine != "ready" and not self._start_engine():
-                    continue
-                try:
-                    self._tidy()
-                    job = self.jobs.take()
-                    if job is not None:
-                        self._run(job)
-                        continue
-                except (sqlite3.Error, OSError) as error:
-                    # a full or read-only disk: the job keeps its last recorded state, and is settled once writing works
-                    self.cause = f"the queue's folder cannot be written: {error}"
-                    log.error(self.cause)
-                    self._pause(IDLE)
-                    self._settle_late()
-                    continue
-                self._pause(IDLE)
+                if not self._go_on():
+                    self._wake.wait(IDLE)
+                    self._wake.clear()
+        except Exception as error:  # the edge of the thread: `/ready` says that no job runs any more, and why
+            log.exception("the queue stands still")
+            self.engine, self.cause = "failed", f"start the server again: {type(error).__name__}: {error}"
         finally:
             self._drained.set()
 
-    def _pause(self, seconds: float) -> None:
-        self._wake.wait(seconds)
-        self._wake.clear()
-
-    def _settle_late(self) -> None:
+    def _go_on(self) -> bool:
+        """Do what comes next; False when there is nothing, or no way to do it now."""
         try:
-            recover(self.jobs, self.options.max_starts)
-            self.cause = None
-        except (sqlite3.Error, OSError):
-            pass  # the next round tries again
+            if self._unsettled:
+                recover(self.jobs, self.options.max_starts)
+                self._unsettled, self.cause = False, None
+            if self.engine == "ready" and not self.runner.alive:
+                self.engine, self.cause = "failed", "the engine has ended"
+                log.error(self.cause)
+                self.metrics.restarts.inc()
+            if self.engine != "ready" and not self._start_engine():
+                return False
+            self._tidy()
+            job = self.jobs.take()
+            if job is not None:
+                self._run(job)
+            return job is not None
+        except (sqlite3.Error, OSError) as error:
+            # a full or read-only disk: a job keeps its last recorded state, and is settled once writing works
+            self._unsettled, self.cause = True, f"the queue's folder cannot be written: {error}"
+            log.error(self.cause)
+            return False
 
     def _start_engine(self) -> bool:
         pause = FIRST_PAUSE
@@ -138,11 +137,12 @@ class Dispatcher:
         log.info("job %s begins (%s)", job.id, job.task)
         begun = False
         try:
-            for event in self.runner.run(work_of(job, folder, self.options)):
-                if not begun and self._is_cancelled(job):
-                    self.runner.cancel(job.id)  # asked for after the job was taken and before it ran
-                begun = True
-                self._note(job, folder, event)
+            with closing(self.runner.run(work_of(job, folder, self.options))) as events:
+                for event in events:
+                    if not begun and self._is_cancelled(job):
+                        self.runner.cancel(job.id)  # asked for after the job was taken and before it ran
+                    begun = True
+                    self._note(job, folder, event)
         except EngineLost as error:
             self.engine, self.cause = "restarting", str(error)
             self.metrics.restarts.inc()
@@ -178,7 +178,7 @@ class Dispatcher:
 
     def _cancelled(self, job: Job) -> None:
         if self._checkpoint and not self._is_cancelled(job):
-            self.jobs.put_back(job.id)
+            self.jobs.put_back(job.id, counted=False)
             log.info("job %s goes back to the queue", job.id)
         else:
             self._end(job, CANCELLED)
@@ -205,7 +205,7 @@ class Dispatcher:
         fresh = self.jobs.get(job.id) or job
         left, blamed = fresh.starts < self.options.max_starts, blamed or fresh.starts > fresh.crashes + 1
         if self._stop.is_set():
-            self.jobs.put_back(job.id)
+            self.jobs.put_back(job.id, counted=False)
         elif fresh.cancelling:
             self._end(job, CANCELLED)
         elif left and (not blamed or fresh.crashes < self.options.retries):
@@ -243,7 +243,7 @@ def recover(jobs: Jobs, max_starts: int) -> None:
         elif job.cancelling:
             jobs.end(job.id, CANCELLED, size=folder_bytes(jobs.path(job.id)))
         elif job.starts >= max_starts:
-            message = f"the server ended {job.starts} times while it ran"
+            message = f"begun {job.starts} times, and not once to its end"
             error = {"kind": "EngineLost", "field": None, "message": message}
             jobs.end(job.id, FAILED, error=error, size=folder_bytes(jobs.path(job.id)))
         else:

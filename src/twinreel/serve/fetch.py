@@ -13,8 +13,8 @@ import socket
 import ssl
 import threading
 import time
-from collections.abc import Callable, Iterable, Sequence
-from urllib.parse import urljoin, urlsplit
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from urllib.parse import SplitResult, urljoin, urlsplit
 
 from ..errors import RequestError
 
@@ -63,30 +63,24 @@ class Fetcher:
         end = time.monotonic() + MAX_SECONDS
         try:
             for _ in range(REDIRECTS + 1):
-                connection, path, name = self._connect(address, field)
-                # a host that sends a byte now and then keeps every single wait short
-                clock = threading.Timer(max(0.0, end - time.monotonic()), _hang_up, (connection,))
-                clock.daemon = True
-                clock.start()
-                try:
-                    connection.request("GET", path, headers={"Host": name, "User-Agent": "twinreel", "Accept": "*/*"})
-                    answer = connection.getresponse()
+                wire, host, parts = self._connect(address, field)
+                with wire, _until(end, wire), _asked(wire, host, parts) as answer:
                     if answer.status in (301, 302, 303, 307, 308):
                         address = urljoin(address, answer.headers.get("Location", ""))
                         continue
                     if answer.status != 200:
-                        raise RequestError(field, f"{name} answered {answer.status}; check the address")
-                    return _pass_on(answer, take, field, max_bytes)
-                finally:
-                    clock.cancel()
-                    connection.close()
+                        raise RequestError(field, f"{parts.netloc} answered {answer.status}; check the address")
+                    size = _pass_on(answer, take, field, max_bytes)
+                if time.monotonic() >= end:  # a line that was hung up may read like the end of the file
+                    raise TimeoutError
+                return size
         except (OSError, http.client.HTTPException, ValueError) as error:
             if time.monotonic() >= end:
                 raise RequestError(field, f"took more than {MAX_SECONDS:g} s; upload the medium instead") from None
             raise RequestError(field, f"cannot be fetched ({type(error).__name__}); check the address") from None
         raise RequestError(field, f"redirects more than {REDIRECTS} times; give the final address")
 
-    def _connect(self, address: str, field: str) -> tuple[http.client.HTTPConnection, str, str]:
+    def _connect(self, address: str, field: str) -> tuple[socket.socket, str, SplitResult]:
         parts = urlsplit(address)
         host, scheme = (parts.hostname or "").lower().rstrip("."), parts.scheme.lower()
         if scheme not in PORTS or parts.username is not None:
@@ -99,18 +93,39 @@ class Fetcher:
         found = self._resolve(host, port)
         if not found or not all(map(self._allowed, found)):
             raise RequestError(field, f"{host[:100]!r} is not a public address; upload the medium instead")
-        path = (parts.path or "/") + (f"?{parts.query}" if parts.query else "")
-        wire = socket.create_connection((found[0], port), WAIT_SECONDS)
-        if scheme == "https":
-            wire = ssl.create_default_context().wrap_socket(wire, server_hostname=host)
-        connection = http.client.HTTPConnection(host, port, timeout=WAIT_SECONDS)
+        return socket.create_connection((found[0], port), WAIT_SECONDS), host, parts
+
+
+@contextlib.contextmanager
+def _until(end: float, wire: socket.socket) -> Iterator[None]:
+    """Hang up at `end`: a host that sends a byte now and then keeps every single wait short."""
+    line = wire.dup()  # TLS takes `wire` over, and an answer that ends with the line takes it from its connection
+
+    def hang_up() -> None:
+        with contextlib.suppress(OSError):
+            line.shutdown(socket.SHUT_RDWR)
+
+    clock = threading.Timer(max(0.0, end - time.monotonic()), hang_up)
+    clock.daemon = True
+    clock.start()
+    try:
+        yield
+    finally:
+        clock.cancel()
+        line.close()
+
+
+@contextlib.contextmanager
+def _asked(wire: socket.socket, host: str, parts: SplitResult) -> Iterator[http.client.HTTPResponse]:
+    """The answer to a GET over `wire`, which is connected to `host`."""
+    if parts.scheme.lower() == "https":
+        wire = ssl.create_default_context().wrap_socket(wire, server_hostname=host)
+    with contextlib.closing(http.client.HTTPConnection(host, PORTS["http"], timeout=WAIT_SECONDS)) as connection:
         connection.sock = wire
-        return connection, path, parts.netloc
-
-
-def _hang_up(connection: http.client.HTTPConnection) -> None:
-    with contextlib.suppress(OSError):
-        connection.sock.shutdown(socket.SHUT_RDWR)
+        path = (parts.path or "/") + (f"?{parts.query}" if parts.query else "")
+        connection.request("GET", path, headers={"Host": parts.netloc, "User-Agent": "twinreel", "Accept": "*/*"})
+        with connection.getresponse() as answer:
+            yield answer
 
 
 def _pass_on(answer: http.client.HTTPResponse, take: Callable[[bytes], object], field: str, max_bytes: int) -> int:

@@ -27,7 +27,7 @@ class Hub:
     """States by job, and their readers. Any thread may publish; readers wait on their event loops."""
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()  # a signal's `close` may come inside a block of the event loop's own thread
         self._states: dict[str, State] = {}
         self._readers: dict[str, set[tuple[asyncio.AbstractEventLoop, asyncio.Event]]] = {}
         self.closed = False

@@ -55,8 +55,7 @@ class Order:
             if place == ours or place.startswith((f"{ours}.", f"{ours}[")):
                 place = theirs
                 break
-        message = str(error).removeprefix(f"{error.field}: ")
-        return RequestError(place, message)
+        return RequestError(place, error.message)
 
 
 def from_json(body: dict[str, Any], model: str) -> Order:
@@ -194,6 +193,7 @@ class Placer:
 
     def place(self, order: Order) -> None:
         """Replace every address by `input:N`. Raises RequestError, TooLarge, OSError."""
+        self._total = sum(upload.size for upload in order.uploads.values())
         conditions = order.body.get("conditions")
         if not isinstance(conditions, list):
             raise RequestError("conditions", f"got {type(conditions).__name__}; a list is needed")

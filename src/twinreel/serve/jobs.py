@@ -193,9 +193,10 @@ class Jobs:
             ).fetchall()
         return self.get(row[0]["id"]) if row else None
 
-    def put_back(self, job: str, crashed: bool = False) -> None:
-        """A running job waits again, at its old place."""
-        self._change(job, RUNNING, "status = ?, started = NULL, crashes = crashes + ?", QUEUED, int(crashed))
+    def put_back(self, job: str, crashed: bool = False, counted: bool = True) -> None:
+        """A running job waits again, at its old place; a start that is not `counted` leaves `starts` as it was before."""
+        changes = "status = ?, started = NULL, crashes = crashes + ?, starts = starts - ?"
+        self._change(job, RUNNING, changes, QUEUED, int(crashed), int(not counted))
 
     def end(self, job: str, status: str, outcome: Any = None, error: Any = None, size: int = 0) -> bool:
         """End a running job, once: False when it had ended before."""
@@ -204,9 +205,10 @@ class Jobs:
 
     def cancel(self, job: str) -> str | None:
         """`cancelled` when it waited and is ended now, `in_progress` when it runs and was marked, None otherwise."""
-        if self._change(job, QUEUED, "status = ?, ended = ?, cancelling = 1", CANCELLED, time.time()):
-            return CANCELLED
-        return RUNNING if self._change(job, RUNNING, "cancelling = 1") else None
+        with self._lock:  # a job that goes back to the queue must not slip through between the two
+            if self._change(job, QUEUED, "status = ?, ended = ?, cancelling = 1", CANCELLED, time.time()):
+                return CANCELLED
+            return RUNNING if self._change(job, RUNNING, "cancelling = 1") else None
 
     def grow(self, job: str, size: int) -> None:
         """A job that has ended takes `size` bytes more."""
@@ -276,11 +278,6 @@ class Jobs:
             values.append(after)
         where = f"WHERE {' AND '.join(clauses)}" if clauses else ""
         return self._select(f"{where} ORDER BY seq {'DESC' if down else ''} LIMIT ?", *values, limit)
-
-    def probe(self) -> None:
-        """Raise sqlite3.Error unless the queue can be written."""
-        with self._lock, _Transaction(self._db):
-            self._db.execute(f"PRAGMA user_version={VERSION}")
 
     def _change(self, job: str, status: str, assignments: str, *values: Any) -> bool:
         with self._lock:

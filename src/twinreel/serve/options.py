@@ -73,7 +73,7 @@ class ServeOptions:
     retries: int = 1
     """How often a job is tried again after it took the engine down."""
     max_starts: int = 20
-    """How often a job may be begun in all, restarts of the server included."""
+    """How often a job may be begun, restarts of the server included; orderly stops give their start back."""
     stall_seconds: float = 3600.0
     """An engine silent for so long inside a job is restarted."""
     warm: tuple[str, ...] = ()

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import math
+import sys
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -17,6 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..output.placing import replacing
+from ..small_files import why
 
 if TYPE_CHECKING:
     from ..engine import Engine
@@ -64,6 +66,7 @@ class Previewer:
         self._x: Any = None
         self._sigmas: list[float] = []
         self._last = self._took = 0.0
+        self._told = False
 
     @property
     def active(self) -> bool:
@@ -86,21 +89,31 @@ class Previewer:
         sigma, after = self._sigmas[step], self._sigmas[step + 1]
         begun = time.monotonic()
         if begun - self._last >= self._took / SHARE or step + 2 == len(self._sigmas):
-            self._write(self._x + sigma * velocity)
+            self._show(self._x + sigma * velocity)
             self._last, self._took = begun, time.monotonic() - begun
         self._x = self._x + (sigma - after) * velocity
 
-    def _write(self, clean: Any) -> None:
-        from PIL import Image
-
+    def _show(self, clean: Any) -> None:
+        """Write a preview and tell of it. One that cannot be written is left out: it must not cost the job its steps."""
         from ..layout import unpatchify
 
-        assert self._rows is not None
         count = math.prod(size // cut for size, cut in zip(self._shape, self._patch, strict=True))
         # condition rows stand in front
         latents = unpatchify(clean[-count:].float().cpu(), self._shape, self._patch)[0].numpy()
+        try:
+            self._write(latents)
+        except (OSError, ValueError, RuntimeError, MemoryError) as error:  # the disk's, and all that WebP raises
+            if not self._told:
+                print(f"previews are left out: {type(error).__name__}: {why(error)}", file=sys.stderr)
+            self._told = True
+        else:
+            self._made(PICTURE)
+
+    def _write(self, latents: NDArray[np.float32]) -> None:
+        from PIL import Image
+
+        assert self._rows is not None
         pictures = [Image.fromarray(frame) for frame in paint(latents, self._rows)]
         with replacing(self._folder / PICTURE) as temporary:
             first, rest = pictures[0], pictures[1:]
             first.save(temporary, "WEBP", save_all=True, append_images=rest, duration=MILLISECONDS, loop=0)
-        self._made(PICTURE)

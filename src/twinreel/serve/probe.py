@@ -24,10 +24,11 @@ from ..request import Request, check_request
 from ..request_json import request_from_json
 from ..spec import Spec
 from .child import Child, ChildLost, Voice
+from .security import pathless
 
 MEMORY_BYTES = 8 << 30
 SECONDS = 60.0
-IDLE_SECONDS = 300.0
+STOPPED = "the server is shutting down; send it again"
 
 
 def facts_of(request: Request, spec: Spec, sources: Sequence[Any] = ()) -> dict[str, Any]:
@@ -72,19 +73,22 @@ class Probe:
     def _ask(self, order: dict[str, Any]) -> dict[str, Any]:
         with self._turn:
             if self._stopped:
-                raise RequestError("conditions", "the server is shutting down; send it again")
+                raise RequestError("conditions", STOPPED)
             try:
                 if self._child is None or not self._child.alive:
                     self._child = Child(self._command)
                 self._child.send(order)
                 end = time.monotonic() + self._seconds
                 while (answer := self._child.receive(0.5)) is None:
-                    if time.monotonic() > end:
+                    # `stop` ends the process that it knows of; this one may have been started meanwhile
+                    if self._stopped or time.monotonic() > end:
                         self._end(0.0)
-                        raise RequestError("conditions", f"reading the media took more than {self._seconds:g} s")
+                        late = f"reading the media took more than {self._seconds:g} s"
+                        raise RequestError("conditions", STOPPED if self._stopped else late)
             except ChildLost as error:
                 self._end(0.0)
-                raise RequestError("conditions", f"the media cannot be read: the reader ended ({error})") from None
+                lost = f"the media cannot be read: the reader ended ({pathless(str(error))})"
+                raise RequestError("conditions", STOPPED if self._stopped else lost) from None
         if "field" in answer:
             raise RequestError(answer["field"], answer["message"])
         return answer
@@ -108,7 +112,7 @@ def main() -> int:
             else:
                 voice.say(facts=check(order, specs))
         except RequestError as error:
-            voice.say(field=error.field, message=str(error).removeprefix(f"{error.field}: "))
+            voice.say(field=error.field, message=error.message)
         except MemoryError:
             voice.say(field="conditions", message="need more memory to be read than is given; send smaller media")
     return 0
@@ -136,7 +140,7 @@ def _spec(model: dict[str, Any], specs: dict[str, Spec]) -> Spec:
 
 
 def write_frames(video: Path, target: Path) -> None:
-    """A ZIP of the video's frames as `frame-00000.png`, whole or not at all."""
+    """A ZIP of the video's frames as `frame-00000.png`, whole or not at all. Raises RequestError."""
     import io
 
     import av
@@ -144,12 +148,16 @@ def write_frames(video: Path, target: Path) -> None:
     from ..output import FRAME_NAME
     from ..output.placing import replacing
 
-    with replacing(target) as temporary, zipfile.ZipFile(temporary, "w", zipfile.ZIP_STORED) as archive:
-        with av.open(str(video)) as container:
-            for number, frame in enumerate(container.decode(video=0)):
-                data = io.BytesIO()
-                frame.to_image().save(data, "PNG", compress_level=3)
-                archive.writestr(zipfile.ZipInfo(FRAME_NAME.format(number)), data.getvalue())
+    try:
+        with replacing(target) as temporary, zipfile.ZipFile(temporary, "w", zipfile.ZIP_STORED) as archive:
+            with av.open(str(video)) as container:
+                for number, frame in enumerate(container.decode(video=0)):
+                    data = io.BytesIO()
+                    frame.to_image().save(data, "PNG", compress_level=3)
+                    archive.writestr(zipfile.ZipInfo(FRAME_NAME.format(number)), data.getvalue())
+    except (av.FFmpegError, OSError) as error:
+        # the cause alone: the whole text may name the folder
+        raise RequestError("frames", str(getattr(error, "strerror", None) or type(error).__name__)) from None
 
 
 if __name__ == "__main__":

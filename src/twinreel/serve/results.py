@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import sys
 import wave
 from collections.abc import Mapping
 from pathlib import Path
@@ -11,10 +12,12 @@ from typing import Any
 
 import numpy as np
 
+from ..errors import CheckpointError, RequestError
 from ..output import OutputOptions, latents_path
+from ..output.latents import load_latents
 from ..output.placing import replacing
 from ..output.report import sidecar_path, warnings_of
-from ..spec import SAMPLE_RATE
+from ..spec import SAMPLE_RATE, Spec
 from .runner import outcome_file
 
 VIDEO, SOUND, KEPT = "video.mp4", "sound.wav", "latents.safetensors"
@@ -53,9 +56,9 @@ class Results:
         self._clean_report()
         if not (self.folder / SOUND).exists():
             extract_sound(self.target, self.folder / SOUND)
-        if not self.options["keep_latents"]:
-            (self.folder / KEPT).unlink(missing_ok=True)
-        present = {kind: name for kind, (name, _) in TYPES.items() if (self.folder / name).exists()}
+        dropped = () if self.options["keep_latents"] else (KEPT,)
+        names = {kind: name for kind, (name, _) in TYPES.items() if name not in dropped}
+        present = {kind: name for kind, name in names.items() if (self.folder / name).exists()}
         plan, stages = report["plan"], report["stages"]
         policy = report.get("policy", {})
         outcome = {
@@ -73,6 +76,8 @@ class Results:
         target = outcome_file(self.folder)
         with replacing(target) as temporary:
             temporary.write_text(json.dumps(outcome), encoding="utf-8")
+        for name in dropped:  # not before: without an outcome they are all that is left of the sampling
+            (self.folder / name).unlink(missing_ok=True)
         return outcome
 
     def _clean_report(self) -> None:
@@ -88,10 +93,21 @@ class Results:
             temporary.write_text(json.dumps(report, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
 
 
-def resumable(folder: Path) -> Path | None:
-    """Latents that an earlier attempt left, or None."""
-    # the engine's own first: the other name may be the same file, which a decode would not read and replace at once
-    return next((path for path in (latents_path(folder / VIDEO), folder / KEPT) if path.exists()), None)
+def saved_latents(folder: Path, spec: Spec) -> Path | None:
+    """Latents that an earlier attempt left, under the engine's own name; what `spec` cannot decode is removed."""
+    own, kept = latents_path(folder / VIDEO), folder / KEPT
+    if kept.exists() and not own.exists():  # a decode removes the name that it was given
+        os.link(kept, own)
+    if not own.exists():
+        return None
+    try:
+        load_latents(own, spec)
+    except (RequestError, CheckpointError) as error:
+        print(f"saved latents are not used: {error}", file=sys.stderr)
+        for path in (own, kept):
+            path.unlink(missing_ok=True)
+        return None
+    return own
 
 
 def write_wav(path: Path, samples: np.ndarray) -> None:

@@ -7,7 +7,7 @@ engine on another machine.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -54,8 +54,9 @@ class Runner(Protocol):
         """Bring the engine up, warm; returns what it says of itself. Raises EngineLost."""
         ...
 
-    def run(self, work: Work) -> Iterator[dict[str, Any]]:
-        """The events of a job. Raises EngineLost; after that `start` is called again."""
+    def run(self, work: Work) -> Generator[dict[str, Any]]:
+        """The events of a job; closed before the last one, it ends the engine. Raises EngineLost. After either `start` is
+        called again."""
         ...
 
     def cancel(self, job: str) -> None:
@@ -91,37 +92,41 @@ class EngineRunner:
     def start(self) -> dict[str, Any]:
         """Start the process and wait until it is warm."""
         self._end()
-        self._child = child = Child(self._command)
         try:
+            self._child = child = Child(self._command)
             for event in self._events(child, START_SECONDS):
                 if event["event"] == "ready":
                     return dict(event["engine"])
                 if event["event"] == "failed":
                     raise EngineLost(event["message"])
+            raise EngineLost("the engine was stopped while it started")
         except EngineLost:
             self._end()
             raise
-        raise EngineLost("the engine was stopped while it started")
 
-    def run(self, work: Work) -> Iterator[dict[str, Any]]:
+    def run(self, work: Work) -> Generator[dict[str, Any]]:
         """Hand the job over and pass its events on."""
         child = self._child
         if child is None or not self.alive:
             raise EngineLost("the engine is not running")
         self._cancelled_at, self._job, self._turn = 0.0, work.id, self._turn + 1
+        free = False  # whether the engine is done with it and takes another
         try:
             child.send({"do": "run", "turn": self._turn, **asdict(work)})
             for event in self._events(child, self._stall):
+                if event.get("turn") != self._turn:  # of an earlier job
+                    continue
+                over = event["event"] in ("done", "failed", "cancelled")
+                free = over and not event.get("last")
                 yield event
-                if event.get("last"):  # it takes no other job
-                    self._end()
-                if event["event"] in ("done", "failed", "cancelled"):
+                if over:
                     return
             raise EngineLost("the engine was stopped")
-        except (ChildLost, EngineLost) as error:
-            self._end()
-            raise EngineLost(f"the engine ended: {error}" if isinstance(error, ChildLost) else str(error)) from None
-        finally:
+        except ChildLost as error:
+            raise EngineLost(f"the engine ended: {error}") from None
+        finally:  # be it that nobody listens any more: the next job must not wait for this one
+            if not free:
+                self._end()
             self._job, self._cancelled_at = "", 0.0
 
     def cancel(self, job: str) -> None:

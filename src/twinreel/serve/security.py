@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import hmac
+import re
 import secrets
 import time
 from collections.abc import Iterable, Mapping
@@ -28,6 +29,11 @@ PAGE_POLICY = (
     "default-src 'self'; img-src 'self' blob: data:; media-src 'self' blob: data:; style-src 'self' 'unsafe-inline'; "
     "object-src 'none'; base-uri 'none'; form-action 'self'; frame-ancestors 'none'"
 )
+
+
+def pathless(text: str) -> str:
+    """A message for clients: files of this machine by their last names alone."""
+    return re.sub(r"(?<![\w.:/])(?:/[\w.@+~-]+)+/([\w.@+~-]+)", r"\1", text)
 
 
 class Refusal(Exception):

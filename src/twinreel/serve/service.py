@@ -33,7 +33,7 @@ from .metrics import Metrics
 from .options import GIB, MIB, ServeOptions, check_options
 from .probe import Probe, facts_of
 from .runner import EngineRunner, Runner
-from .security import Guard
+from .security import Guard, pathless
 from .turns import Turns
 from .uploads import Limits, make_room
 from .warm import check_warm
@@ -179,8 +179,7 @@ class Service:
             facts, body, files = self._settle(order, folder)
         except RequestError as error:
             told = order.named(error)
-            message = without_paths(str(told).removeprefix(f"{told.field}: "), folder)
-            raise RequestError(told.field, message) from None
+            raise RequestError(told.field, without_paths(told.message, folder)) from None
         drafts = self._drafts(order, body, facts)
         asked = [body, order.n, order.priority, [item["sha256"] for item in files]]
         mark = hashlib.sha256(json.dumps(asked).encode()).hexdigest()
@@ -261,16 +260,19 @@ class Service:
         return self.jobs.path(job.id) / "frames.zip"
 
     def frames(self, job: Job) -> Path:
-        """The ZIP of a finished job's frames, made when first asked for. Raises Unavailable, OSError."""
-        target = self.frames_of(job)
+        """The ZIP of a finished job's frames, made when first asked for. Raises Unavailable, OSError.
+
+        It is not there where the job's files are gone.
+        """
+        target, video = self.frames_of(job), self.jobs.path(job.id) / "video.mp4"
         with self._extracting:
-            if target.exists():
+            if target.exists() or not video.exists():
                 return target
             self.room()
             try:
-                self.extractor.frames(self.jobs.path(job.id) / "video.mp4", target)
+                self.extractor.frames(video, target)
             except RequestError as error:
-                raise Unavailable(f"the frames cannot be read: {error}") from None
+                raise Unavailable(f"the frames cannot be read: {error.message}") from None
             self.jobs.grow(job.id, target.stat().st_size)
         return target
 
@@ -303,8 +305,3 @@ def _named(conditions: Any) -> Any:
 def without_paths(text: str, folder: Path) -> str:
     """A message for clients: files below `folder` are called what they are to them."""
     return re.sub(rf"{re.escape(str(folder))}/[\w.-]+", "the medium", text)
-
-
-def pathless(text: str) -> str:
-    """A message for clients: files of this machine by their last names alone."""
-    return re.sub(r"(?<![\w.:/])(?:/[\w.@+~-]+)+/([\w.@+~-]+)", r"\1", text)

@@ -169,7 +169,7 @@ class Health(BaseModel):
 
 
 class Ready(BaseModel):
-    """Whether a job sent now would start: `engine` is starting, warming, ready, restarting, failed or stopped."""
+    """Whether a job sent now would start: `engine` is starting, ready, restarting, failed or stopped."""
 
     ready: bool
     engine: str

@@ -6,7 +6,6 @@ import asyncio
 import hashlib
 import math
 import shutil
-import struct
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field
 from io import BytesIO
@@ -203,11 +202,13 @@ def picture_pixels(head: bytes, kind: str) -> int | None:
     """
     from PIL import Image
 
+    from ..media.pictures import UNREADABLE
+
     Image.init()
     try:
         with Image.OPEN[kind][0](BytesIO(head), "") as picture:
             return math.prod(picture.size)
-    except (OSError, ValueError, SyntaxError, EOFError, OverflowError, LookupError, TypeError, struct.error):
+    except UNREADABLE:
         return None
 
 

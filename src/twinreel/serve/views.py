@@ -15,11 +15,12 @@ from .hub import State
 from .jobs import COMPLETED, QUEUED, RUNNING, Job
 from .preview import NONE_YET, load_map
 from .results import TYPES
-from .service import Service, pathless
+from .security import pathless
+from .service import Service
 from .shapes import Failure, Input, Model, Policy, Progress, Video
 
 # Where the stages lie on the way from 0 to 100; what is not listed stands at the beginning.
-SHARES = {"encode": (2, 8), "denoise": (10, 70), "decode": (80, 18), "mux": (98, 1), "verify": (99, 1)}
+SHARES = {"encode": (2, 8), "denoise": (10, 70), "decode": (80, 18), "mux": (98, 1)}
 # Of 49. Counting them takes the policies, and with them torch, which this process does not load; a test compares.
 PRESET_CALLS = {"gentle": 28, "balanced": 24, "fast": 21}
 

@@ -16,12 +16,12 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..errors import Cancelled, CheckpointError, ConfigError, RequestError, is_fatal
+from ..errors import Cancelled, ConfigError, RequestError, is_fatal
 from ..request_json import request_from_json
 from ..watch import Event
 from .child import Voice
 from .preview import Previewer
-from .results import Results, resumable
+from .results import Results, saved_latents
 from .runner import outcome_file
 from .warm import warm_request
 
@@ -50,15 +50,16 @@ def main(words: Sequence[str] | None = None) -> int:
         return 1
     while True:
         order = orders.next()
+        say = partial(voice.say, turn=order["turn"])  # so that it is not taken for another job's
         try:
-            perform(engine, order, orders, voice)
+            perform(engine, order, orders, say)
         except Cancelled:
-            voice.say(event="cancelled")
+            say(event="cancelled")
         except Exception as error:  # the edge of the job: it ends with its cause, the engine goes on
             if not isinstance(error, RequestError):
                 traceback.print_exc()
             told, last = {"kind": type(error).__name__, "message": str(error)}, is_fatal(error)
-            voice.say(event="failed", **told, field=getattr(error, "field", None), last=last)
+            say(event="failed", **told, field=getattr(error, "field", None), last=last)
             if last:
                 return 1
 
@@ -118,21 +119,17 @@ def build(settings: dict[str, Any]) -> Engine:
     return Engine(EngineConfig(**settings["engine"]), cache=ConditionCache(limit) if limit else None)
 
 
-def perform(engine: Engine, order: dict[str, Any], orders: Orders, voice: Voice) -> None:
-    """Run one job to its outcome: from saved latents that can be read, otherwise from its request."""
+def perform(engine: Engine, order: dict[str, Any], orders: Orders, say: Callable[..., None]) -> None:
+    """Run one job to its outcome, which `say` tells: from saved latents that can be read, otherwise from its request."""
     folder, request = Path(order["folder"]), request_from_json(order["body"])
     results = Results(folder, order["options"])
-    teller = Teller(partial(orders.is_cancelled, order["turn"]), engine, voice, results)
+    teller = Teller(partial(orders.is_cancelled, order["turn"]), engine, say, results)
     target, output = results.target, results.output
-    kept = resumable(folder)
-    if kept is not None:
-        try:
-            report = engine.decode(kept, target, output, teller)
-            teller.say("done", outcome=results.finish(report, resumed=True))
-            return
-        except (RequestError, CheckpointError) as error:
-            print(f"saved latents of {order['id']} are not used: {error}", file=sys.stderr)
-            kept.unlink(missing_ok=True)
+    saved = saved_latents(folder, engine.spec)
+    if saved is not None:
+        report = engine.decode(saved, target, output, teller)
+        teller.say("done", outcome=results.finish(report, resumed=True))
+        return
     outcome_file(folder).unlink(missing_ok=True)
     sizes = order["options"]["sizes"]
     previewer = Previewer(engine, folder, sizes, lambda name: teller.say("preview", file=name))
@@ -151,8 +148,10 @@ def perform(engine: Engine, order: dict[str, Any], orders: Orders, voice: Voice)
 class Teller:
     """The watch of a running job: tells the server, and hears it."""
 
-    def __init__(self, is_cancelled: Callable[[], bool], engine: Engine, voice: Voice, results: Results) -> None:
-        self._is_cancelled, self._engine, self._voice, self._results = is_cancelled, engine, voice, results
+    def __init__(
+        self, is_cancelled: Callable[[], bool], engine: Engine, say: Callable[..., None], results: Results
+    ) -> None:
+        self._is_cancelled, self._engine, self._say, self._results = is_cancelled, engine, say, results
         self._last = ("", 0.0)
 
     def __call__(self, event: Event) -> None:
@@ -169,7 +168,7 @@ class Teller:
 
     def say(self, kind: str, **values: Any) -> None:
         """An event of this job."""
-        self._voice.say(event=kind, **values)
+        self._say(event=kind, **values)
 
 
 def warm_up(engine: Engine, text: str, voice: Voice) -> None:

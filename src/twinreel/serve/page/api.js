@@ -25,14 +25,17 @@ function parse(text) {
   );
 }
 
-function refused(status, text, wait) {
-  let error = {};
+// What an answer says; Refused for an error, and for what is not the server's, such as a proxy's page.
+function said(status, text, wait) {
+  let value;
   try {
-    error = parse(text).error ?? {};
+    value = status === 204 ? null : parse(text);
   } catch {
-    // a proxy's page instead of the server's JSON: the status says enough
+    value = undefined; // the status says enough
   }
-  return new Refused(status, error, wait ? Number(wait) : null);
+  const answers = status < 400 || value?.ready === false; // /ready says no with a 503
+  if (value === undefined || !answers) throw new Refused(status, value?.error ?? {}, wait ? Number(wait) : null);
+  return value;
 }
 
 /** The decoded answer of one request. Throws Refused. */
@@ -42,18 +45,17 @@ export async function call(method, path, body = undefined, again = true) {
     sent.body = JSON.stringify(body);
     sent.headers["content-type"] = "application/json";
   }
-  let answer;
+  let answer, text;
   try {
     answer = await fetch(path, sent);
+    text = await answer.text(); // it may break off
   } catch {
     throw new Refused(0);
   }
-  const text = await answer.text();
   if (answer.status === 401 && path !== "/v1/session" && again && (await askForKey())) {
     return call(method, path, body, false);
   }
-  if (!answer.ok && path !== "/ready") throw refused(answer.status, text, answer.headers.get("retry-after"));
-  return text ? parse(text) : null;
+  return said(answer.status, text, answer.headers.get("retry-after"));
 }
 
 export const get = (path) => call("GET", path);
@@ -76,8 +78,7 @@ export async function submit(body, files, once, progress = () => {}, again = tru
   const answer = await send(requestText(body), files, once, progress);
   if (answer.status === 401 && again && (await askForKey())) return submit(body, files, once, progress, false);
   if (answer.status === 0) throw new Refused(0);
-  if (answer.status >= 400) throw refused(answer.status, answer.text, answer.wait);
-  return parse(answer.text);
+  return said(answer.status, answer.text, answer.wait);
 }
 
 // XMLHttpRequest, because fetch does not say how far an upload is.
@@ -122,8 +123,11 @@ export async function fetchInput(url, name) {
 
 const EVENTS = ["queued", "stage", "step", "preview", "completed", "failed", "cancelled"];
 
-/** Follow a job: `told(job)` at every change. Returns what ends it. The browser connects again by itself. */
-export function follow(id, told) {
+/**
+ * Follow a job: `told(job)` at every change. Returns what ends it. The browser connects again by itself, but not after
+ * an HTTP error: then `lost()`.
+ */
+export function follow(id, told, lost) {
   const source = new EventSource(`/v1/videos/${encodeURIComponent(id)}/events`);
   for (const name of EVENTS) {
     source.addEventListener(name, (event) => {
@@ -132,5 +136,6 @@ export function follow(id, told) {
       told(job);
     });
   }
+  source.addEventListener("error", () => source.readyState === EventSource.CLOSED && lost());
   return () => source.close();
 }

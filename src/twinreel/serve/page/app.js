@@ -8,7 +8,7 @@ import { startLists } from "./lists.js";
 import { open, selected, setViewerModel, startViewer, title } from "./viewer.js";
 
 const SELDOM = 10000, OFTEN = 1500; // milliseconds between looks at the engine, and at one that does not run yet
-const STATES = { ready: "Ready", starting: "Starting", warming: "Warming up", restarting: "Starting again", failed: "Not running", stopped: "Stopped" };
+const STATES = { ready: "Ready", starting: "Starting", restarting: "Starting again", failed: "Not running", stopped: "Stopped" };
 
 let bundled = false;
 let timer = 0; // of the next look

@@ -32,7 +32,7 @@ let once = null; // the key of a request that was sent and may not have arrived
 /** Get ready; `queued(job)` is called with the first job of a request that was taken. */
 export function startForm(queued) {
   startPrompt();
-  startMedia(() => (drawPrompt(), draw()), insertLabels);
+  startMedia(() => ((once = null), drawPrompt(), draw()), insertLabels);
   const form = byId("make");
   form.addEventListener("submit", (event) => (event.preventDefault(), send(queued)));
   form.addEventListener("input", (event) => {
@@ -261,7 +261,8 @@ async function send(queued) {
     queued(job);
   } catch (error) {
     if (!(error instanceof Refused)) throw error;
-    if (error.status !== 0) once = null; // not taken: the next try is another request
+    // not taken: the next try is another request. From 500 on a proxy may speak for a server that has taken it
+    if (error.status > 0 && error.status < 500) once = null;
     show(error);
   } finally {
     button.setAttribute("aria-disabled", "false");

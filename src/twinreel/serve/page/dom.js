@@ -76,7 +76,6 @@ const STAGES = {
   read: "Reading the media",
   encode: "Reading the prompt",
   mux: "Writing the file",
-  verify: "Checking the file",
 };
 
 /** What a job is doing, in a few words. */

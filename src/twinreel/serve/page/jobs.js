@@ -68,6 +68,7 @@ async function look() {
     const missing = [...known.values()].filter((item) => isActive(item) && !ids.has(item.id));
     found.forEach(learn);
     await Promise.all(missing.map((item) => one(item.id)));
+    connect(); // also to those whose stream was lost
     for (const told of listeners) told(null);
     document.dispatchEvent(new CustomEvent("reached"));
   } catch (error) {
@@ -103,7 +104,7 @@ function connect() {
       streams.delete(id);
     }
   }
-  for (const id of wanted) if (!streams.has(id)) streams.set(id, follow(id, learn));
+  for (const id of wanted) if (!streams.has(id)) streams.set(id, follow(id, learn, () => streams.delete(id)));
 }
 
 document.addEventListener("visibilitychange", () => document.hidden || refresh());

@@ -10,6 +10,7 @@ const PAGE = 12;
 let past = []; // jobs of the history, newest first
 let last = null; // id to go on after
 let more = false;
+let lost = false; // the question for the first page has had no answer
 let turn = 0; // of the questions, so that a slow answer to an old one is dropped
 let watcher;
 let bundled = false;
@@ -23,6 +24,7 @@ export function startLists(miniature) {
     if (job && !isActive(job) && (!before || isActive(before)) && before) ended(job);
   });
   document.addEventListener("selected", mark);
+  document.addEventListener("reached", () => lost && ask(true));
   document.addEventListener("removed", (event) => {
     past = past.filter((job) => job.id !== event.detail);
     drawPast();
@@ -51,9 +53,11 @@ async function ask(anew) {
     found = await get(`/v1/videos?${query}`);
   } catch (error) {
     if (error.field === "after" && mine === turn) return ask(true); // the card to go on after was removed meanwhile
+    if (mine === turn) lost = anew;
     return; // the banner says that the server is not reached
   }
   if (mine !== turn) return;
+  lost = false;
   [last, more] = [found.last_id, found.has_more];
   found.data.forEach(learn);
   const fresh = found.data.filter((job) => !isActive(job));
