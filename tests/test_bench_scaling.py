@@ -255,35 +255,6 @@ def test_scaling_leaves_other_files_alone(
     assert [path.read_bytes() for path in tmp_path.iterdir()] == [content] * (content is not None)
 
 
-DAMAGED = {
-    "sp1": [
-        "{}",
-        *(
-            f'{{"seconds": {value}}}'
-            for value in ('"1"', "0", "-1", "NaN", "Infinity", "1e-320", "1e400", "true", "null")
-        ),
-        f'{{"seconds": 1{"0" * 400}}}',
-        *(f'{{"seconds": 1, "cards": {value}}}' for value in ("5", '"xx"', '["1"]', "[0]", "[NaN]", "null", "{}")),
-    ],
-    **dict.fromkeys(("tp2", "sp2:share", "sp2:plain:whole", "sp2:vae", "sp2:vae:"), ["{}", '{"seconds": "1"}']),
-    **dict.fromkeys(("sp2", "7", "sp01", "tp2sp2", ""), ['{"seconds": 1}']),
-}
-
-
-@pytest.mark.parametrize(("name", "figures"), [(name, text) for name, texts in DAMAGED.items() for text in texts])
-def test_a_record_with_figures_of_nobodys_is_refused_before_there_are_ranks(
-    name: str, figures: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(bench_scaling, "Pool", pool_is_wrong)
-    out = tmp_path / "out.json"
-    out.write_text(f'{{"settings": {{}}, "cases": {{"{name}": {figures}}}, "errors": {{}}}}')
-    before = out.read_bytes()
-    assert main(["scaling", str(out), *HERE, "--shape", "tiny", "--frames", "22", "--only", "sp1"]) == 3
-    lines = capsys.readouterr().err.splitlines()
-    assert len(lines) == 3 and "is no record of this bench" in lines[1] and len(lines[1]) < 500
-    assert out.read_bytes() == before
-
-
 def test_a_record_is_written_whole(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     mine = tmp_path / "a.json.new"
     mine.write_text("mine")

@@ -180,6 +180,26 @@ def test_what_flags_alone_show_to_be_wrong_starts_no_engine(capsys):
     assert capsys.readouterr().out == ""
 
 
+@pytest.mark.parametrize(
+    ("data", "told"),
+    [
+        (b"\0\0\0\x20ftypisom" + b"x" * 400, "holds no latents"),
+        (b"\x89PNG\r\n\x1a\n" + b"x" * 400, "holds no latents"),
+        (b"\2\0\0\0\0\0\0\0{}", "holds no latents"),  # of tensors, but not ours
+        (b"\xff\0\0\0\0\0\0\0{", "is not whole"),
+        (b"", "is not whole"),
+        (None, "cannot be read"),
+    ],
+)
+def test_decode_of_another_file_starts_no_engine(data: bytes | None, told: str, tmp_path: Path, capsys):
+    if data is not None:
+        (tmp_path / "a").write_bytes(data)
+    assert cli.main(["decode", str(tmp_path / "a"), "-o", str(tmp_path / "z.mp4")]) == 2
+    assert Recorder.asked == {}
+    lines = capsys.readouterr().err.splitlines()
+    assert len(lines) == 3 and lines[0].endswith("cannot be run: latents") and told in lines[1]
+
+
 def test_with_json_a_bad_flag_is_a_line_too(capsys):
     assert cli.main(["generate", "a", "--stpes", "3", "--json"]) == 2
     out, err = capsys.readouterr()
@@ -200,7 +220,13 @@ def test_with_json_a_bad_flag_is_a_line_too(capsys):
         (["generate", "a", "cat"], "'cat' means nothing", "in quotes"),
         (["generate", "--prompt"], "has no value", "give it one"),
         (["generat"], "commands are", "did you mean generate?"),
-        (["decode"], "The file NAME.latents.safetensors", "twinreel decode --help"),
+        (["plan", "a", "--bogus"], "'--bogus' means nothing", "see twinreel plan --help"),  # validate has --bounds
+        (["serve", "--prot", "5"], "'--prot, 5' means nothing", "did you mean --port?"),
+        (["--quiet"], "got '--quiet', and a command comes first", "see twinreel --help"),
+        (["--seed", "5", "plan", "a"], "got '--seed', and a command comes first", "see twinreel --help"),
+        (["decode"], "it needs PATH (the file NAME.latents.safetensors)", "twinreel decode --help"),
+        (["quantize"], "it needs SRC (folder of the weights) and DST (new folder to write)", "quantize --help"),
+        (["compare", "a"], "it needs B (the second)", "twinreel compare --help"),
         (["serve", "--port", "x"], "got 'x'; a whole number is needed", "Port"),
         ([], "Expected one of", "twinreel --help"),
     ],

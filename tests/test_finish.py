@@ -19,6 +19,7 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
+from safetensors.numpy import save
 
 from interrupted import LATENTS, T2VA, interrupt, names
 from twinreel import (
@@ -33,6 +34,7 @@ from twinreel import (
 )
 from twinreel import finish as finishing
 from twinreel import progress as progressing
+from twinreel.output.latents import FORMAT
 from twinreel.watch import Event
 
 
@@ -70,7 +72,7 @@ def test_a_run_never_replaces_what_it_reads(engine: Engine, tmp_path: Path, numb
     picture, asked = tmp_path / "a.json", tmp_path / "b.json"
     Image.new("RGB", (64, 64)).save(picture, "PNG")
     asked.write_text('{"prompt": "A cat."}')
-    (tmp_path / "c.json").write_bytes(b"refused before it is read")
+    (tmp_path / "c.json").write_bytes(save({}, {"format": FORMAT}))  # refused before more of it is read
     before = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
     run, words = (
         (lambda to: engine.render(replace(T2VA, keyframes=(Keyframe(str(picture)),)), to, OutputOptions(overwrite=True)),

@@ -33,8 +33,9 @@ from twinreel.output import OutputOptions
 from twinreel.pipeline import read_sources
 from twinreel.plan import make_plan
 from twinreel.request import Keyframe, Reference, Request
-from twinreel.request_json import parse_json
+from twinreel.request_json import parse_json, request_from_json
 from twinreel.serve.flags import COMMANDS as SERVE
+from twinreel.serve.intake import OWN
 from twinreel.tool_flags import COMMANDS
 from twinreel.tools import bench
 from twinreel.weights import locate, read_spec
@@ -328,6 +329,14 @@ def test_recipes_show_every_flag_that_describes_a_request_or_a_file():
     wanted = {name for names in REQUEST_FLAGS.values() for name in names} - {"text", "prompt", "task"}
     wanted |= {item.name for item in fields(OutputFlags)}
     assert {f"--{name.replace('_', '-')}" for name in wanted} <= shown
+
+
+def test_the_recipes_say_what_of_a_servers_words_a_file_cannot_hold():
+    page = (ROOT / "docs/recipes.md").read_text(encoding="utf-8")
+    for word in OWN:
+        assert f"`{word}`" in page, word
+        with pytest.raises(RequestError, match=f"^{word}: "):
+            request_from_json({"prompt": "p", word: 1})
 
 
 def test_the_json_of_the_recipes_is_a_request():

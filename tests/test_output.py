@@ -17,8 +17,17 @@ import pytest
 from PIL import Image
 
 from twinreel.errors import RequestError
+from twinreel.limits import apart
 from twinreel.media.addresses import files_of
-from twinreel.output import OutputOptions, check_output, check_space, estimate_bytes, latents_path, sidecar_path
+from twinreel.output import (
+    OutputOptions,
+    check_kind,
+    check_output,
+    check_space,
+    estimate_bytes,
+    latents_path,
+    sidecar_path,
+)
 from twinreel.output.placing import replacing
 from twinreel.output.write import Media
 from twinreel.request import Keyframe, Reference, Request
@@ -277,6 +286,25 @@ def test_room_on_the_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(shutil, "disk_usage", lambda path: SimpleNamespace(free=need[".mp4"] - 1))
     with pytest.raises(RequestError, match="MB are free"):
         check_space(tmp_path / "a.mp4", OutputOptions(), size, frames, samples)
+
+
+@pytest.mark.parametrize(
+    ("need", "free", "told"),
+    [
+        (31_000_000, 2_000_000, ("31", "2")),
+        (6_300_000, 5_700_000, ("6.3", "5.7")),
+        (6_000_001, 6_000_000, ("6.000001", "6.000000")),
+    ],
+)
+def test_what_is_needed_and_what_is_free_look_different(need: int, free: int, told: tuple[str, str]):
+    assert apart(need, free, 1e6) == told
+
+
+@pytest.mark.parametrize("name", ["x" * 300, "file/a.mp4"])
+def test_a_name_that_no_file_can_have_is_no_kind(tmp_path: Path, name: str):
+    (tmp_path / "file").write_text("mine")
+    with pytest.raises(OSError, match="too long|Not a directory"):
+        check_kind("output", tmp_path / name)
 
 
 def test_a_folder_survives_a_failure(tmp_path: Path):

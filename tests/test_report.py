@@ -46,6 +46,14 @@ def test_report_lies_beside_the_file_and_adds_what_it_can(tmp_path: Path):
     assert {"python", "torch", "av", "transformers", "twinreel"} <= report["versions"].keys()
 
 
+def test_a_file_whose_hash_is_known_is_not_read_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    path = tmp_path / "out.mp4"
+    path.write_bytes(b"video")
+    monkeypatch.setattr("twinreel.output.report.hash_file", lambda path: "read again")
+    target = write_report(path, {"sha256": {"file": "known"}})
+    assert json.loads(target.read_text())["sha256"]["file"] == "known"
+
+
 def test_a_report_that_is_no_json_leaves_the_old_one(tmp_path: Path):
     path = tmp_path / "out.mp4"
     path.write_bytes(b"video")

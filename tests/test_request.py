@@ -20,6 +20,7 @@ from twinreel.request_json import (
     named_in_json,
     named_in_request,
     parse_json,
+    parse_object,
     request_from_json,
     request_to_json,
 )
@@ -238,6 +239,7 @@ def test_the_published_examples_parse() -> None:
         ('{"prompt": "a", "task": "fl2va"}', "conditions"),
         ('{"prompt": "a", "seed": null}', "seed"),
         ('{"prompt": "a", "seed": 1' + "0" * 5000 + "}", "request"),
+        ('{"prompt": "a", "conditions": [' + "[]," * 20_000 + "[]]}", "request"),
         ('{"prompt": "a", "num_inference_steps": 1e999}', "num_inference_steps"),
         ('{"seed": 1}', "prompt"),
         ('{"prompt": "a", "num_frames": 81}', "num_frames"),
@@ -262,6 +264,12 @@ def test_json_is_refused_by_name(text: str, field: str) -> None:
     str(caught.value).encode()  # printable whatever was given
     told = named_in_json(caught.value)
     assert told.field == field, told
+
+
+def test_json_of_the_longest_prompt_and_much_media_is_read() -> None:
+    item = {"role": "reference", "type": "image", "uri": "data:image/png;base64," + "+/Zz" * 200_000}
+    body = {"prompt": ",[{" * 2333, "conditions": [item] * 9}
+    assert parse_object(json.dumps(body)) == body
 
 
 @pytest.mark.parametrize("field", sorted({field for _, field in BAD}))

@@ -23,6 +23,7 @@ from twinreel.tools import bench_scaling
 from twinreel.tools.bench import main
 from twinreel.tools.scaling_cases import Bench
 from twinreel.tools.scaling_record import base_path, check_same, parse_case, read_base, write_base
+from twinreel.tools.targets import write_whole
 
 WORDS = "--shape tiny --device cpu --frames 22 --text 5 --only".split()
 ALIKE = {"shape": "tiny", "frames": 22}
@@ -208,6 +209,17 @@ def test_velocities_of_others_are_neither_compared_nor_replaced(
     assert base.read_bytes() == before
 
 
+@pytest.mark.parametrize("mask", [0o022, 0o077, 0o002])
+def test_velocities_have_the_mode_of_every_file(mask: int, tmp_path: Path) -> None:
+    before = os.umask(mask)
+    try:
+        write_base(tmp_path / "a", tensors({}), ALIKE)
+        write_whole(tmp_path / "b", "{}")
+    finally:
+        os.umask(before)
+    assert [(tmp_path / name).stat().st_mode & 0o777 for name in "ab"] == [0o666 & ~mask] * 2
+
+
 def test_velocities_are_refused_before_there_are_ranks(
     measured: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -224,3 +236,52 @@ def test_velocities_are_refused_before_there_are_ranks(
     base.unlink()
     assert main(["scaling", str(tmp_path / "a"), *WORDS, "tp2"]) == 0
     assert f"velocities of sp1 are gone from {base}; calls are not compared" in capsys.readouterr().out
+
+
+CASES = {
+    "sp1": [
+        "{}",
+        '{"seconds": 1.0}',
+        '{"seconds": 1, "line": "1 s"}',
+        '{"seconds": 1, "line": "1 s", "took": "1"}',
+        '{"seconds": 1, "line": 5, "took": 1}',
+        *(
+            f'{{"seconds": {value}, "line": "1 s", "took": 1}}'
+            for value in ('"1"', "0", "-1", "NaN", "Infinity", "1e-320", "1e400", "true", "null", f"1{'0' * 400}")
+        ),
+        *(
+            f'{{"seconds": 1, "line": "1 s", "took": 1, "cards": {value}}}'
+            for value in ("5", '"xx"', '["1"]', "[0]", "[NaN]", "null", "{}")
+        ),
+    ],
+    **dict.fromkeys(
+        ("tp2", "sp2:share", "sp2:plain:whole", "sp2:vae", "sp2:vae:"), ["{}", '{"line": "1 s", "took": 1}']
+    ),
+    **dict.fromkeys(("sp2", "7", "sp01", "tp2sp2", ""), ['{"seconds": 1, "line": "1 s", "took": 1}']),
+}
+ERRORS = {"sp1": ["5", "null", '""', "{}"], **dict.fromkeys(("sp2", "7", ""), ['"it broke"'])}
+NOBODYS = [("cases", name, text) for name, texts in CASES.items() for text in texts]
+NOBODYS += [("errors", name, text) for name, texts in ERRORS.items() for text in texts]
+
+
+@pytest.mark.parametrize(("part", "name", "text"), NOBODYS)
+def test_a_record_of_nobodys_is_refused_before_there_are_ranks(
+    part: str, name: str, text: str, measured: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "out.json"
+    parts = {"settings": "{}", "cases": "{}", "errors": "{}", part: f'{{"{name}": {text}}}'}
+    out.write_text(f"{{{', '.join(f'{json.dumps(key)}: {value}' for key, value in parts.items())}}}")
+    before = out.read_bytes()
+    assert main(["scaling", str(out), *WORDS, "sp1"]) == 3 and not measured.runs
+    lines = capsys.readouterr().err.splitlines()
+    assert len(lines) == 3 and "is no record of this bench" in lines[1] and len(lines[1]) < 500
+    assert out.read_bytes() == before
+
+
+def test_a_record_of_ours_is_taken(measured: Any, tmp_path: Path) -> None:
+    words = ["scaling", str(tmp_path / "a.json"), *WORDS]
+    assert main([*words, "sp1,sp1:vae"]) == 0
+    record = json.loads((tmp_path / "a.json").read_text())
+    (tmp_path / "a.json").write_text(json.dumps(record | {"errors": {"tp2": "rank 0: it broke"}}))
+    measured.runs.clear()
+    assert main([*words, "sp1,sp1:vae"]) == 0 and not measured.runs

@@ -18,7 +18,7 @@ import traceback
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager, redirect_stderr
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, get_args
 
 from .complaint import Complaint, explain
 from .errors import Cancelled, RequestError, TwinreelError
@@ -74,7 +74,7 @@ def answer(words: Sequence[str]) -> int:
 def understand(words: Sequence[str]) -> Any:
     """The command that `words` are, as a dataclass of flags. SystemExit: 0 after help, the Complaint for a bad flag."""
     from .flag_errors import complaint_of
-    from .flags import Completion, ReportFlags, parse
+    from .flags import Command, Completion, ReportFlags, parse
     from .serve.flags import COMMANDS as SERVE
     from .tool_flags import COMMANDS, Bench
 
@@ -82,12 +82,12 @@ def understand(words: Sequence[str]) -> Any:
         own = [word for word in words[1:] if word != "--traceback"]
         return Bench(tuple(own), ReportFlags("--json" in own, traceback=len(own) < len(words) - 1))
     more = (*COMMANDS, *SERVE)
-    told = io.StringIO()
     try:
-        with redirect_stderr(told):
+        with redirect_stderr(io.StringIO()) as told:
             command = parse(words, more)
     except SystemExit as end:
-        raise SystemExit(complaint_of(told.getvalue(), words) if end.code == 2 else end.code) from None
+        known = (*get_args(Command), *more)
+        raise SystemExit(complaint_of(told.getvalue(), words, known) if end.code == 2 else end.code) from None
     if isinstance(command, Completion):
         return parse(["--tyro-print-completion", command.shell], more)  # prints it and leaves with 0
     return command
@@ -214,11 +214,11 @@ def generate_there(command: Generate) -> int:
 def decode(command: Decode) -> int:
     """`twinreel decode`: the file of an interrupted run, from its latents."""
     from .output import check_output
+    from .output.latents import check_latents
 
     output = command.writing.build()
     command.engine.build()
-    if not command.latents.is_file():
-        raise RequestError("latents", f"{command.latents} is no file; the run that kept it named its place")
+    check_latents(command.latents)
     check_output(command.target, output, command.latents)
     with running(command.engine, command.report) as (engine, watch):
         report = engine.decode(command.latents, command.target, output, watch)

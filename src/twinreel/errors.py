@@ -16,19 +16,18 @@ class RequestError(TwinreelError):
 
     def __init__(self, field: str, message: str) -> None:
         super().__init__(f"{field}: {message}")
-        self.field = field
-        self._parts = field, message
+        self.field, self.message = field, message
 
     def under(self, place: str) -> RequestError:
         """The same of a field inside `place`, such as one request of a list."""
-        made = RequestError(f"{place}.{self.field}", self._parts[1])
+        made = RequestError(f"{place}.{self.field}", self.message)
         for note in getattr(self, "__notes__", ()):
             made.add_note(note)
         return made
 
     def __reduce__(self) -> tuple[type[RequestError], tuple[str, str], dict[str, object]]:
         """Travels between processes."""
-        return type(self), self._parts, self.__dict__
+        return type(self), (self.field, self.message), self.__dict__
 
 
 class ConfigError(TwinreelError):

@@ -4,16 +4,20 @@ alone, and a text of another form is passed on as it is."""
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from dataclasses import fields, is_dataclass
+from difflib import get_close_matches
+from typing import Any, get_args
 
 from .complaint import Complaint
 from .limits import shown
 
+NEAR = 0.7  # how much of a flag is right in a slip of it
 KINDS = {"INT": "a whole number", "FLOAT": "a number", "{FLOAT FLOAT}": "two numbers"}
 
 
-def complaint_of(text: str, words: Sequence[str]) -> Complaint:
-    """`text`, which the parser printed about `words`, in three lines."""
+def complaint_of(text: str, words: Sequence[str], commands: Sequence[Any]) -> Complaint:
+    """`text`, which the parser printed about `words`, in three lines. `commands`: the annotated dataclasses of flags."""
     if text.startswith("twinreel: "):  # our own
         what, why, remedy = (line.strip() for line in text.splitlines()[:3])
         return Complaint(what.removeprefix("twinreel: "), why, remedy)
@@ -21,6 +25,8 @@ def complaint_of(text: str, words: Sequence[str]) -> Complaint:
     see = f"see twinreel {command} --help" if command else "see twinreel --help"
     _, said, *more = [*_parts(text), "", ""]
     what = f"{command or 'the command'} cannot be run"
+    if words and not command:
+        return Complaint(what, f"got {shown(words[0])}, and a command comes first", see)
     if found := re.match(r"Error parsing (--[\w-]+)", said):
         return _bad_value(f"{what}: {found[1]}", _value(words, found[1]), next(filter(None, more), ""), see)
     if found := re.match(r"invalid choice (.*) for argument '(.*)'\. Expected one of \((.*)\)", said):
@@ -30,12 +36,9 @@ def complaint_of(text: str, words: Sequence[str]) -> Complaint:
         remedy = f"give it one; one that begins with a dash is written {found[1]}=-..." if "--" in found[1] else see
         return Complaint(f"{what}: {found[1]}", "has no value", remedy)
     if found := re.match(r"Unrecognized (?:or misplaced )?options: (.*)", _bare(said)):
-        near = re.search(r"Perhaps you meant: (--[\w-]+)", " ".join(more))
-        return Complaint(
-            what, f"{shown(found[1])} means nothing to it", _instead(found[1], near and near[1], command, see)
-        )
+        return Complaint(what, f"{shown(found[1])} means nothing to it", _instead(found[1], command, commands, see))
     if found := re.match("Missing from .*?: (.*)", said):
-        return Complaint(what, f"it needs {found[1].replace(' (required)', '')}", see)
+        return Complaint(what, f"it needs {' and '.join(map(_in_short, found[1].split(' (required)')[:-1]))}", see)
     return Complaint(what, said or " ".join(text.split()), see)
 
 
@@ -71,11 +74,31 @@ def _value(words: Sequence[str], flag: str) -> str:
     return value
 
 
-def _instead(given: str, near: str | None, command: str, see: str) -> str:
-    if near is not None and " " not in given.partition(",")[0]:
-        return f"did you mean {near}? {see}"
+def _in_short(needed: str) -> str:
+    """`SRC (folder of the weights)` of a word's name and its help."""
+    name, _, helped = needed.strip().partition(" ")
+    helped = re.split(r"[,;.] ", helped.rstrip("."))[0]
+    return f"{name} ({helped[:1].lower()}{helped[1:]})" if helped else name
+
+
+def _instead(given: str, command: str, commands: Sequence[Any], see: str) -> str:
+    slip = given.partition(",")[0].partition("=")[0]
+    if slip.startswith("--") and " " not in slip:
+        kind = next(kind for kind, how in map(get_args, commands) if how.name == command)
+        if near := get_close_matches(slip[2:].replace("_", "-"), ["help", *_flags(kind)], 1, NEAR):
+            return f"did you mean --{near[0]}? {see}"
     if command in ("generate", "plan"):
         if given.startswith("-"):
             return f"{see}; a prompt that begins with a dash is written --prompt=-..."
         return f"a prompt of several words is put in quotes; {see}"
     return see
+
+
+def _flags(kind: Any) -> Iterator[str]:
+    """The flags of a dataclass of flags and of those in it, without their dashes; the parser itself looks among those of
+    all commands."""
+    for item in fields(kind):
+        if is_dataclass(item.default_factory):
+            yield from _flags(item.default_factory)
+        elif "Positional" not in str(item.type):
+            yield item.name.replace("_", "-")

@@ -168,6 +168,13 @@ def counted(number: int, what: str) -> str:
     return f"{number} {what}" if number == 1 else f"{number} {what}s"
 
 
+def apart(one: int, other: int, unit: float, digits: int = 0) -> tuple[str, str]:
+    """Two numbers of bytes in `unit`, with `digits` behind the point or, where they would look alike, as many as tell
+    them apart."""
+    texts = (f"{one / unit:.{digits}f}", f"{other / unit:.{digits}f}")
+    return texts if one == other or texts[0] != texts[1] else apart(one, other, unit, digits + 1)
+
+
 def shown(value: Any) -> str:
     """A refused value as printable text of bounded length."""
     try:

@@ -126,13 +126,13 @@ def _error(reason: str) -> RequestError:
 
 
 def _parse(text: str) -> PolicyOptions:
-    name, _, rest = text.partition(":")
+    name, colon, rest = text.partition(":")
     kind = KINDS.get(ALIASES.get(name, name))
     if kind is None:
         raise _error(
             f"got {shown(text)}; use {', '.join([*KINDS, *ALIASES])}, with :field=value,... behind it if need be"
         )
-    words = [word for word in rest.split(",") if word]
+    words = rest.split(",") if colon else []
     values: dict[str, Any] = {}
     if kind is Forecast:
         preset = words.pop(0) if words and "=" not in words[0] else DEFAULT_PRESET

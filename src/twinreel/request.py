@@ -129,6 +129,17 @@ def parse_aspect(text: Any) -> tuple[float, float]:
 
 def check_request(request: Request, spec: Spec, *, allow_remote: bool = False) -> None:
     """Refuse what the request alone shows to be impossible. Raises RequestError naming the field; reads no medium."""
+    check_form(request, allow_remote=allow_remote)
+    if request.resolved_task not in spec.tasks:
+        told = f"{request.resolved_task} needs weights that declare it; the loaded ones do {', '.join(spec.tasks)}"
+        raise RequestError("task", told)
+    _check_canvas(request, spec)
+    if request.duration is not None:
+        limits.durations(spec.world).check("duration", request.duration)
+
+
+def check_form(request: Request, *, allow_remote: bool = False) -> None:
+    """Refuse what no weights could run. Raises RequestError as `check_request`."""
     if not isinstance(request, Request):
         raise RequestError(
             "request", f"got {type(request).__name__}; a Request is needed, or request_from_json of an object"
@@ -142,11 +153,11 @@ def check_request(request: Request, spec: Spec, *, allow_remote: bool = False) -
         )
     for name, kind in (("keyframes", Keyframe), ("references", Reference)):
         _check_items(name, getattr(request, name), kind)
-    _check_task(request, spec)
+    _check_task(request)
     _check_keyframes(request, allow_remote)
     _check_references(request, allow_remote)
-    _check_canvas(request, spec)
-    _check_sampling(request, spec)
+    _check_shape(request)
+    _check_sampling(request)
 
 
 def check_address(field: str, source: Any, allow_remote: bool = False) -> None:
@@ -177,11 +188,9 @@ def _check_items(name: str, items: Any, kind: type) -> None:
             raise RequestError(f"{name}[{i}]", f"got {type(item).__name__}; a {kind.__name__} is needed")
 
 
-def _check_task(request: Request, spec: Spec) -> None:
+def _check_task(request: Request) -> None:
     check_choice("task", request.task, ("auto", *limits.TASKS))
     task = request.resolved_task
-    if task not in spec.tasks:
-        raise RequestError("task", f"{task} needs weights that declare it; the loaded ones do {', '.join(spec.tasks)}")
     if task != "fl2va" and request.keyframes:
         raise RequestError("keyframes", f"{task} takes none; use task fl2va, or give pictures as references")
     if task != "ref2va" and request.references:
@@ -227,17 +236,26 @@ def _check_references(request: Request, allow_remote: bool) -> None:
         raise RequestError("references", "only sounds were given; add at least one image or video")
 
 
-def _check_canvas(request: Request, spec: Spec) -> None:
+def _check_shape(request: Request) -> None:
     if request.aspect != "auto":
         parse_aspect(request.aspect)
     if request.short_edge is not None:
-        limits.sides(spec).check("short_edge", request.short_edge)
+        check_number("short_edge", request.short_edge, whole=True)
     if request.size is None:
         return
     if request.aspect != "auto" or request.short_edge is not None:
         raise RequestError("size", "cannot be combined with aspect or short_edge; give one of them")
     if not isinstance(request.size, tuple) or len(request.size) != 2:
         raise RequestError("size", f"got {shown(request.size)}; give (width, height)")
+    for field, value in zip(("size.width", "size.height"), request.size, strict=True):
+        check_number(field, value, whole=True)
+
+
+def _check_canvas(request: Request, spec: Spec) -> None:
+    if request.short_edge is not None:
+        limits.sides(spec).check("short_edge", request.short_edge)
+    if request.size is None:
+        return
     for field, value in zip(("size.width", "size.height"), request.size, strict=True):
         limits.sides(spec).check(field, value)
         if value % spec.multiple:
@@ -246,9 +264,9 @@ def _check_canvas(request: Request, spec: Spec) -> None:
     check_ratio("size", *request.size)
 
 
-def _check_sampling(request: Request, spec: Spec) -> None:
+def _check_sampling(request: Request) -> None:
     if request.duration is not None:
-        limits.durations(spec.world).check("duration", request.duration)
+        check_number("duration", request.duration)
     limits.STEPS.check("steps", request.steps)
     limits.SEEDS.check("seed", request.seed)
     if request.shifts is not None:

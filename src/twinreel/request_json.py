@@ -21,6 +21,9 @@ TARGET = ("short_edge", "aspect_ratio", "duration_seconds", "width", "height")
 KEYFRAME = ("type", "uri", "role", "frame_index", "fit")
 REFERENCE = ("type", "uri", "role", "start_time_seconds", "end_time_seconds")
 DIGITS = 100  # of a whole number; Python converts no more than some thousands
+# Commas and opening brackets, in its texts too: a value of JSON takes memory by the hundred bytes, and no request that
+# can be run has more than a prompt's characters of them. Media in base64 have none.
+MARKS, MOST_MARKS = ",[{", 20_000
 ROLES = ("keyframe", "reference")
 _GUIDANCE = "the released model is guidance distilled; there is nothing to scale"
 _LENGTH = "the length is target.duration_seconds"
@@ -112,7 +115,7 @@ def named_in_request(error: RequestError, request: Request) -> RequestError:
 
 
 def _renamed(error: RequestError, field: str) -> RequestError:
-    made = RequestError(field, str(error).removeprefix(f"{error.field}: "))
+    made = RequestError(field, error.message)
     for note in getattr(error, "__notes__", ()):
         made.add_note(note)
     return made
@@ -145,6 +148,8 @@ def parse_object(text: str | bytes, name: str = "request") -> dict[str, Any]:
     try:
         # UTF-8 and nothing else (RFC 8259): left to itself, json.loads guesses UTF-16 and UTF-32 from bytes
         text = text.decode() if isinstance(text, bytes) else text
+        if sum(map(text.count, MARKS)) > MOST_MARKS:
+            raise RequestError(name, f"holds more than {MOST_MARKS:,} commas and brackets; a request has some dozens")
         body = json.loads(text, object_pairs_hook=pairs, parse_int=whole, parse_constant=constant)
     except UnicodeDecodeError:
         raise RequestError(name, "is not UTF-8; save or send the JSON in that encoding") from None

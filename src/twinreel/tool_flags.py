@@ -22,9 +22,9 @@ SETUP = (
 class Compare:
     """Compare two videos, raw results (.npz), latents (.safetensors), traces (folders) or reports (.json)."""
 
-    a: tyro.conf.Positional[Path]
+    a: Annotated[tyro.conf.Positional[Path], tyro.conf.arg(metavar="A")]
     """The first."""
-    b: tyro.conf.Positional[Path]
+    b: Annotated[tyro.conf.Positional[Path], tyro.conf.arg(metavar="B")]
     """The second, compared with the first."""
     page: Optional[Path] = None
     """HTML page to write: both videos side by side, the worst frame, curves."""
@@ -81,9 +81,9 @@ class Validate:
 class Quantize:
     """Write weights whose DiT is in e4m3, for --precision fp8: half to read and keep. Not exact."""
 
-    source: tyro.conf.Positional[Path]
+    source: Annotated[tyro.conf.Positional[Path], tyro.conf.arg(metavar="SRC")]
     """Folder of the weights, either released layout or one partition."""
-    target: tyro.conf.Positional[Path]
+    target: Annotated[tyro.conf.Positional[Path], tyro.conf.arg(metavar="DST")]
     """New folder to write, in the original layout; other tensors are linked where the file system can."""
     blocks: int = Fp8.blocks
     """Blocks at either end of the trunk that stay in bf16."""

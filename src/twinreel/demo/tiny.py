@@ -134,19 +134,19 @@ def _stem(layout: str) -> str:
 
 def _write_weights(folder: Path, stem: str, tensors: Mapping[str, Tensor], shards: int) -> None:
     """One safetensors file, or several of about equal tensor counts and their index."""
-    from safetensors.torch import save_file
+    from safetensors.torch import save
 
     folder.mkdir(parents=True, exist_ok=True)
     names = list(tensors)
     if shards == 1:
-        save_file(dict(tensors), folder / f"{stem}.safetensors")
+        (folder / f"{stem}.safetensors").write_bytes(save(dict(tensors)))
         return
     size = -(-len(names) // shards)
     weight_map: dict[str, str] = {}
     for number in range(shards):
         file = f"{stem}-{number + 1:05d}-of-{shards:05d}.safetensors"
         part = names[number * size : (number + 1) * size]
-        save_file({name: tensors[name] for name in part}, folder / file)
+        (folder / file).write_bytes(save({name: tensors[name] for name in part}))
         weight_map |= dict.fromkeys(part, file)
     total = sum(tensor.nbytes for tensor in tensors.values())
     _write_json(

@@ -34,8 +34,8 @@ _STORED: dict[int, Callable[[NDArray[np.uint8]], NDArray[np.uint8]]] = {
     8: lambda upright: np.rot90(upright, -1),
 }
 # what Pillow's readers raise for bytes that are no picture of their kind
-_UNREADABLE = (OSError, SyntaxError, ValueError, ArithmeticError, LookupError, EOFError, TypeError, AttributeError,
-               RuntimeError, MemoryError, struct.error, zlib.error)  # fmt: skip
+UNREADABLE = (OSError, SyntaxError, ValueError, ArithmeticError, LookupError, EOFError, TypeError, AttributeError,
+              RuntimeError, MemoryError, struct.error, zlib.error, Image.DecompressionBombError)  # fmt: skip
 
 
 def read_picture(opened: Opened, field: str) -> Picture:
@@ -120,7 +120,7 @@ def _refusing(field: str, what: str) -> Iterator[None]:
         ) from None
     except UnidentifiedImageError:
         raise RequestError(field, f"{what} that cannot be read (its header is broken); copy it again") from None
-    except _UNREADABLE as error:
+    except UNREADABLE as error:
         raise RequestError(field, f"{what} that cannot be read ({error}); if truncated, copy it again") from None
 
 
@@ -133,7 +133,7 @@ def _frame_notes(image: Image.Image) -> list[str]:
 def _orientation(image: Image.Image, notes: list[str]) -> int:
     try:
         return int(image.getexif().get(ORIENTATION, 1))
-    except _UNREADABLE:
+    except UNREADABLE:
         notes.append("its EXIF data cannot be read, so its orientation is taken as upright")
         return 1
 
@@ -185,7 +185,7 @@ def _to_srgb(mode: str, profile: bytes | None, notes: list[str]) -> Callable[[Im
         by_profile(Image.new(mode, (1, 1)))
         if _changes_nothing(transform, mode):
             return plain
-    except (ImageCms.PyCMSError, *_UNREADABLE):
+    except (ImageCms.PyCMSError, *UNREADABLE):
         notes.append("its colour profile cannot be read, so it is taken as sRGB")
         return plain
     notes.append("its colour profile is converted to sRGB")

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ..errors import RequestError
-from ..limits import check_text, shown
+from ..limits import apart, check_text, shown
 from ..plain import make_plain
 
 PRESETS = ("ultrafast", "superfast", "veryfast", "faster", "fast", "medium", "slow", "slower", "veryslow")
@@ -218,11 +218,12 @@ def _check_names(target: Path, output: OutputOptions, source: Path | None) -> No
 def check_kind(field: str, path: Path, folder: bool = False) -> None:
     """Refuse to replace what is no plain file, or where a folder is written no folder; overwriting does not mean that.
 
-    Raises RequestError (`field`).
+    Raises RequestError (`field`), and OSError for what can be no path.
     """
-    if not os.path.lexists(path):
+    try:
+        mode = path.lstat().st_mode
+    except FileNotFoundError:  # a name that is too long, or in what is no folder, is the caller's OSError
         return
-    mode = path.lstat().st_mode
     if stat.S_ISLNK(mode):
         raise RequestError(field, f"{path} is a link to {os.readlink(path)}; name what it leads to, or another")
     if stat.S_ISDIR(mode) and not folder:
@@ -267,8 +268,6 @@ def check_space(target: Path, output: OutputOptions, size: tuple[int, int], fram
     """Refuse an output that the disk has no room for. Raises RequestError (`output`)."""
     need, free = estimate_bytes(target, output, size, frames, samples), shutil.disk_usage(target.parent).free
     if free < need:
-        raise RequestError(
-            "output",
-            f"about {need / 1e6:.0f} MB are needed in {target.parent}, {free / 1e6:.0f} MB are free; free some, or "
-            "name another folder",
-        )
+        needed, there = apart(need, free, 1e6)
+        told = f"about {needed} MB are needed in {target.parent}, {there} MB are free"
+        raise RequestError("output", f"{told}; free some, or name another folder")

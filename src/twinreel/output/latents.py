@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping
-from contextlib import ExitStack
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 FORMAT = "twinreel latents 2"
+NAME_ONE = f"name one that ends in {LATENTS_SUFFIX}"
 
 
 @dataclass(frozen=True)
@@ -73,20 +74,9 @@ def load_latents(path: Path, spec: Spec) -> Kept:
     """Read what `save_latents` wrote. RequestError for a file that is another or not as it was written, CheckpointError
     for another model's latents.
     """
-    from safetensors import SafetensorError, safe_open
-
-    if path.exists() and not path.is_file():
-        raise RequestError("latents", f"{path} is no file; name one that ends in {LATENTS_SUFFIX}")
-    try:
-        with safe_open(path, "pt") as file:
-            metadata = file.metadata() or {}
-            if metadata.get("format") != FORMAT:
-                raise RequestError("latents", f"{path} holds no latents of an interrupted run (format {FORMAT!r})")
-            tensors = {name: file.get_tensor(name) for name in ("video", "audio")}
-    except OSError as error:
-        raise RequestError("latents", f"{path} cannot be read ({error.strerror or error})") from None
-    except (SafetensorError, ValueError) as error:
-        raise RequestError("latents", f"{path} is not whole ({error}); run its request again") from None
+    with _opened(path, "pt") as file:
+        metadata = file.metadata()
+        tensors = {name: file.get_tensor(name) for name in ("video", "audio")}
     # one sum over all of it: no field needs a check of its own
     if metadata.pop("digest", None) != _digest(metadata, tensors):
         raise RequestError("latents", f"{path} is not as it was written; run its request again")
@@ -98,6 +88,35 @@ def load_latents(path: Path, spec: Spec) -> Kept:
     except (KeyError, TypeError) as error:
         raise RequestError("latents", f"{path} is of another version ({error}); decode it with that one") from None
     return Kept(latents, report)
+
+
+def check_latents(path: Path) -> None:
+    """Refuse what `load_latents` could not read whatever the model is, by its head alone and without torch. Raises
+    RequestError."""
+    with _opened(path, "np"):
+        pass
+
+
+@contextmanager
+def _opened(path: Path, framework: str) -> Iterator[Any]:
+    """The tensors of a latents file. Raises RequestError for another file, and for what reading in the block shows."""
+    from safetensors import SafetensorError, safe_open
+
+    foreign = f"{path} holds no latents of an interrupted run (format {FORMAT!r}); {NAME_ONE}"
+    try:
+        if path.exists() and not path.is_file():
+            raise RequestError("latents", f"{path} is no file; {NAME_ONE}")
+        with path.open("rb") as raw:
+            if raw.read(9)[8:] not in (b"{", b""):  # behind its length stands a head in JSON
+                raise RequestError("latents", foreign)
+        with safe_open(path, framework) as file:
+            if (file.metadata() or {}).get("format") != FORMAT:
+                raise RequestError("latents", foreign)
+            yield file
+    except OSError as error:
+        raise RequestError("latents", f"{path} cannot be read ({error.strerror or error}); {NAME_ONE}") from None
+    except (SafetensorError, ValueError) as error:
+        raise RequestError("latents", f"{path} is not whole ({error}); run its request again") from None
 
 
 def _digest(metadata: Mapping[str, str], tensors: Mapping[str, Tensor]) -> str:

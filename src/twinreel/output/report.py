@@ -94,8 +94,8 @@ def write_report(path: str | os.PathLike[str], report: Mapping[str, Any], *, ove
     Values are plain JSON; `sha256.file` and `versions` are added when absent. Raises ValueError for other values.
     """
     hashes = {**report.get("sha256", {})}
-    if Path(path).is_file():
-        hashes.setdefault("file", hash_file(path))
+    if "file" not in hashes and Path(path).is_file():
+        hashes["file"] = hash_file(path)
     whole = {**report, "file": Path(path).name, "sha256": hashes}
     whole.setdefault("versions", versions())
     target = sidecar_path(path)

@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from ..demo.recipe import demo_spec
 from ..demo.tiny import tiny_spec
 from ..demo.tiny_weights import draw_value
+from ..limits import apart
 from ..machine import host_memory
 from ..models.modulation import LiveModulation
 from ..models.modulation_tables import PrecomputedModulation
@@ -114,8 +115,8 @@ def check_room(need: int, device: torch.device, what: str = "weights") -> None:
     that fills them. A CUDA device refuses by itself. `what`: other things than weights."""
     there = host_memory() if device.type == "cpu" else None
     if there is not None and need > there.free:
-        needed, free = (f"{size / 2**30:.1f} GiB" for size in (need, there.free))
-        raise MemoryError(f"{needed} of {what}, and {free} of host memory are free")
+        needed, free = apart(need, there.free, 2**30, digits=1)
+        raise MemoryError(f"{needed} GiB of {what}, and {free} GiB of host memory are free")
 
 
 def _whole(owner: Any, shape: tuple[int, ...]) -> tuple[int, ...]:

@@ -221,8 +221,10 @@ def _read(path: Path) -> dict[str, Any]:
     whole = isinstance(values, dict) and set(values) == set(PARTS) and all(isinstance(x, dict) for x in values.values())
     if not whole or not all(isinstance(case, dict) for case in values["cases"].values()):
         raise ConfigError(f"out: {path} is no record of this bench with its {', '.join(PARTS)}; name another file")
-    for name, found in values["cases"].items():
-        if problem := fault(name, found):
+    problems = [(name, fault(name, found)) for name, found in values["cases"].items()]
+    problems += [(name, fault_of_error(name, error)) for name, error in values["errors"].items()]
+    for name, problem in problems:
+        if problem is not None:
             told = f"out: {path} is no record of this bench: it does not write {name[:60]!r} with {problem}"
             raise ConfigError(f"{told}; name another file")
     beside_one(values["cases"])
@@ -231,19 +233,33 @@ def _read(path: Path) -> dict[str, Any]:
 
 def fault(name: str, found: Mapping[str, Any]) -> str | None:
     """What of the figures of a case `name` this bench does not write, or None."""
-    try:
-        (case,) = parse_case(name)
-    except ValueError:
+    if (case := _named(name)) is None:
         return "that name"
-    seconds = "decode" if case.what == "vae" else "seconds"
-    if case.name != name:
-        return "that name"
-    if not _is_time(found.get(seconds)):
-        return f"{seconds} {shown(found.get(seconds))}"
+    for key in ("decode" if case.what == "vae" else "seconds", "took"):
+        if not _is_time(found.get(key)):
+            return f"{key} {shown(found.get(key))}"
+    if not isinstance(found.get("line"), str):
+        return f"line {shown(found.get('line'))}"
     cards = found.get("cards", [])
     if not isinstance(cards, list) or not all(map(_is_time, cards)):
         return f"cards {shown(cards)}"
     return None
+
+
+def fault_of_error(name: str, error: Any) -> str | None:
+    """What of the words why a case `name` failed this bench does not write, or None."""
+    if _named(name) is None:
+        return "that name"
+    return None if isinstance(error, str) and error.strip() else f"error {shown(error)}"
+
+
+def _named(name: str) -> Case | None:
+    """The one case that is called so."""
+    try:
+        (case,) = parse_case(name)
+    except ValueError:  # several are none as well
+        return None
+    return case if case.name == name else None
 
 
 def _is_time(value: Any) -> bool:
@@ -306,7 +322,7 @@ def read_base(path: Path, settings: Mapping[str, Any], rows: Mapping[str, tuple[
 
 def write_base(path: Path, tensors: Mapping[str, Any], settings: Mapping[str, Any]) -> None:
     """Write what `read_base` reads, whole or not at all."""
-    from safetensors.torch import save_file
+    from safetensors.torch import save
 
     with replacing(path) as draft:
-        save_file(dict(tensors), draft, metadata={"scaling": json.dumps(settings)})
+        draft.write_bytes(save(dict(tensors), {"scaling": json.dumps(settings)}))

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import save_file
+from safetensors.torch import save
 from torch import Tensor
 
 from ...errors import CheckpointError
@@ -64,7 +64,7 @@ def write_model(target: Path, recipe: Recipe, folder: Path) -> Path:
     }
     for component, place in places.items():
         place.mkdir(parents=True, exist_ok=True)
-        save_file(tensors[component], place / "model.safetensors")
+        (place / "model.safetensors").write_bytes(save(tensors[component]))
     _write_configs(target, spec)
     return target
 

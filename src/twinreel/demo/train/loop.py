@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
+from safetensors.torch import save
 from torch import Tensor, nn
 
 from ...errors import CheckpointError
@@ -90,9 +90,8 @@ class Weights:
         text = {"state": json.dumps(state)}
         for tail, values in (("", self.masters), ("-mean", self.mean)):
             partial = folder / f"{stem}{tail}.partial"
-            save_file(
-                {name: p.detach().half().cpu().contiguous() for name, p in values.items()}, partial, metadata=text
-            )
+            tensors = {name: p.detach().half().cpu().contiguous() for name, p in values.items()}
+            partial.write_bytes(save(tensors, text))
             partial.rename(folder / f"{stem}{tail}.safetensors")
 
 
