@@ -239,6 +239,8 @@ def test_environment_and_broad_excepts(path: Path):
         if isinstance(node, ast.Attribute | ast.Name) and name_of(path) not in ENVIRONMENT:
             word = node.attr if isinstance(node, ast.Attribute) else node.id
             assert word not in {"environ", "getenv", "putenv"}, f"{name_of(path)}:{node.lineno} reads the environment"
+            # files of the working folder would be run; `launch.module` says how else
+            assert word != "executable", f"{name_of(path)}:{node.lineno} starts Python for itself"
     edges = [node for label, node, _ in functions(path) if label in PROCESS_EDGES]
     allowed = {id(inner) for edge in edges for inner in ast.walk(edge)}
     for node in ast.walk(tree_of(path)):

@@ -10,6 +10,8 @@ import sys
 import time
 from pathlib import Path
 
+from twinreel.launch import environment, module
+
 MOST = 30.0  # seconds
 
 
@@ -56,3 +58,21 @@ def test_ranks_that_would_be_cut_otherwise_are_refused_by_each(tiny_original: Pa
             _, told = process.communicate(timeout=4 * MOST)
             assert process.returncode == 3 and "name sp and tp" in told, told
             assert "rank 0 sp 2 x tp 1" in told and "rank 1 sp 1 x tp 2" in told, told
+
+
+def test_a_process_of_ours_runs_no_file_of_the_working_folder(tmp_path: Path) -> None:
+    (tmp_path / "queue.py").write_text("raise SystemExit('run')")
+    words = module("twinreel.tools.paper")
+    done = subprocess.run(words, capture_output=True, text=True, env=environment(), cwd=tmp_path)
+    assert done.returncode == 0 and "SP8" in done.stdout, done.stderr
+
+
+def test_a_plan_is_told_by_rank_0_alone(tiny_original: Path) -> None:
+    words = [sys.executable, "-m", "twinreel", "plan", "x", "--model", str(tiny_original), "--device", "cpu", "--json"]
+    told = []
+    for rank in ("0", "1"):
+        place = {"WORLD_SIZE": "2", "RANK": rank, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": free_port()}
+        told.append(
+            subprocess.run(words, capture_output=True, text=True, env={**os.environ, **place}, check=True).stdout
+        )
+    assert '"ok": true' in told[0] and told[1] == ""

@@ -35,11 +35,6 @@ if TYPE_CHECKING:
 STOPPED = 128  # plus the signal's number, as shells count
 FAULTY = 5
 
-BUNDLED = (
-    "no --model: using the bundled miniature, which knows only its own little world: coloured shapes that bounce, slide, "
-    "orbit or appear, with bells, clicks, buzzes and hums (docs/demo-model.md says how well)."
-)
-
 
 def main(words: Sequence[str] | None = None) -> int:
     """Run one command and return its exit code; `words` is the command line without the program's name."""
@@ -228,13 +223,14 @@ def decode(command: Decode) -> int:
 @contextmanager
 def running(flags: EngineFlags, report: ReportFlags) -> Iterator[tuple[Engine, Watch]]:
     """An engine, and the watch of its run: it shows progress, and hears signals."""
+    from .demo import tell_bundled
     from .progress import progress
     from .stopping import Stopping
     from .watch import Event
 
     config, speaks = flags.build(), leads()
-    if speaks and config.model is None and not config.components:
-        print(f"twinreel: {BUNDLED}", file=sys.stderr)
+    if speaks:
+        tell_bundled(config)
     with ExitStack() as stack:
         shown = progress(report.quiet or not speaks)
         stack.enter_context(shown)
@@ -286,6 +282,8 @@ def plan(command: Plan) -> int:
     from .planner import in_words, plan_request
 
     facts = plan_request(command.request.build(), command.engine.build())
+    if not leads():
+        return 0
     warn(facts)
     if command.report.json:
         put({"ok": True, **facts})

@@ -99,7 +99,8 @@ class Seat:
     def _waiting(self) -> Iterator[None]:
         """Say on stderr, in a launcher's first process, that it waits when it does."""
         place = f"{os.environ.get('MASTER_ADDR')}:{os.environ.get('MASTER_PORT')}"
-        told = f"twinreel: rank 0 waits at {place} for the other {self.world - 1} of {self.world} ranks"
+        others = f"the other {self.world - 1} of {self.world} ranks"
+        told = f"twinreel: rank 0 waits at {place} for {others}, at most {MEETING:.0f} s"
         timer = threading.Timer(UNHEARD, print, (told,), {"file": sys.stderr})
         timer.daemon = True
         if self.rank == 0 and not self.started_here:
@@ -171,6 +172,12 @@ def _number(name: str, default: int | None, low: int, high: int | None = None) -
     return int(text)
 
 
-def environment(more: Mapping[str, Any]) -> dict[str, str]:
-    """This process's variables with `more`, for one that it starts."""
-    return {**os.environ, **{name: str(value) for name, value in more.items()}}
+def module(name: str, *words: str) -> list[str]:
+    """The command of a process of ours that runs the module `name`; `environment` says where it is found."""
+    return [sys.executable, "-P", "-m", name, *words]  # -P: not a file of that name in the working folder
+
+
+def environment(more: Mapping[str, Any] | None = None) -> dict[str, str]:
+    """This process's variables with `more`, for one that it starts: that finds the modules that this one finds."""
+    found = {"PYTHONPATH": os.pathsep.join(path or "." for path in sys.path)}
+    return {**os.environ, **found, **{name: str(value) for name, value in (more or {}).items()}}

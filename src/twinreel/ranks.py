@@ -16,7 +16,7 @@ from multiprocessing.connection import Connection, wait
 from typing import Any
 
 from .errors import ConfigError
-from .launch import MEETING, PATIENCE, environment
+from .launch import MEETING, PATIENCE, environment, module
 from .line import get, limit, put
 from .stopping import Stopped, held_back
 from .watch import Boundary, Watch
@@ -303,7 +303,6 @@ class Ranks:
             variables = {
                 "WORLD_SIZE": self._count, "LOCAL_WORLD_SIZE": self._count,
                 "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": listener.getsockname()[1],
-                "PYTHONPATH": os.pathsep.join(path or os.getcwd() for path in sys.path),
             }  # fmt: skip
             for rank in range(self._count):
                 self._members.append(self._start_rank(rank, listener.fileno(), variables))
@@ -315,7 +314,7 @@ class Ranks:
         passed = (theirs.fileno(), *([listening] if rank == 0 else []))
         # Its standard output is ours to fill: what a rank prints goes to standard error.
         process = subprocess.Popen(
-            [sys.executable, "-P", "-m", self._entry, *map(str, passed)],  # it finds what this process finds, no more
+            module(self._entry, *map(str, passed)),
             pass_fds=passed, stdin=subprocess.DEVNULL, stdout=2, env=environment(own),
         )  # fmt: skip
         theirs.close()

@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 
 from ..config import EngineConfig
 from ..errors import ConfigError
+
+BUNDLED = (
+    "no --model: using the bundled miniature, which knows only its own little world: coloured shapes that bounce, slide, "
+    "orbit or appear, with bells, clicks, buzzes and hums (docs/demo-model.md says how well)."
+)
 
 
 def bundled_model() -> Path:
@@ -23,3 +29,9 @@ def model_folder(config: EngineConfig) -> Path | None:
     if config.model is not None:
         return Path(config.model)
     return None if config.components else bundled_model()
+
+
+def tell_bundled(config: EngineConfig) -> None:
+    """Say on stderr that the bundled model is used, where `config` leaves it at that."""
+    if config.model is None and not config.components:
+        print(f"twinreel: {BUNDLED}", file=sys.stderr)

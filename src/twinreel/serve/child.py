@@ -18,6 +18,8 @@ from collections import deque
 from collections.abc import Sequence
 from typing import IO, Any
 
+from ..launch import environment
+
 REMEMBERED = 20  # last lines of its standard error, for the cause of its death
 SHOWN = 300
 
@@ -31,8 +33,9 @@ class Child:
 
     def __init__(self, command: Sequence[str]) -> None:
         self._process = subprocess.Popen(
-            list(command), stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True
-        )
+            list(command), stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True,
+            env=environment(),
+        )  # fmt: skip
         self._lines: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
         self._words: deque[str] = deque(maxlen=REMEMBERED)
         self._sending = threading.Lock()

@@ -200,7 +200,8 @@ class Client:
                 done, total, note = running["done"], running["total"], running["note"]
                 watch(Event(stage, done, total, time.monotonic() - start, running["eta"], note))
             elif name == "queued":
-                watch(Event("queue", 0, 0, 0.0, None, f"{state['position']} ahead"))
+                place = state["position"]
+                watch(Event("queue", 0, 0, 0.0, None, f"{place} ahead" if place else "next in line"))
             if name == "failed":
                 error = state["error"]
                 if error.get("code") == "RequestError":

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from typing import TYPE_CHECKING, Any
 
+from ..demo import tell_bundled
 from ..errors import ConfigError, RequestError
 from ..launch import stand_alone
 from ..output import OutputOptions, check_output
@@ -36,6 +37,7 @@ def serve(command: Serve) -> int:
         raise ConfigError("--allow-remote: a server fetches from named hosts only; give --remote-hosts")
     service = Service(command.server, config)
     check_engine(config)
+    tell_bundled(config)
     return run(service, told)
 
 

@@ -13,6 +13,7 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any
 
+from ..limits import counted
 from .folder import leftovers
 from .hub import Hub, State
 from .jobs import CANCELLED, COMPLETED, FAILED, Job, Jobs
@@ -117,9 +118,11 @@ class Dispatcher:
         while not self._stop.is_set():
             try:
                 self.described = self.runner.start()
-                self.metrics.ranks.set(self.described.get("topology", {}).get("ranks", 1))
+                ranks = self.described.get("topology", {}).get("ranks", 1)
+                self.metrics.ranks.set(ranks)
                 self.engine, self.cause = "ready", None
-                log.info("engine ready")
+                model, device = (self.described.get(name, "untold") for name in ("model", "device"))
+                log.info("engine ready: %s on %s, %s", model, device, counted(ranks, "rank"))
                 return True
             except (EngineLost, OSError) as error:  # such as no process or file to be had
                 if self._stop.is_set():  # it is ours to end then
@@ -210,6 +213,7 @@ class Dispatcher:
             self._end(job, CANCELLED)
         elif left and (not blamed or fresh.crashes < self.options.retries):
             self.jobs.put_back(job.id, crashed=blamed)
+            self.metrics.retried.inc()
             log.error("job %s is tried again: %s", job.id, cause)
         else:
             tries = fresh.crashes + 1

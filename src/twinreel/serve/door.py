@@ -11,6 +11,7 @@ from typing import Any
 
 from ..config import EngineConfig
 from ..errors import CheckpointError, ConfigError, TwinreelError
+from ..launch import environment, module
 
 SECONDS = 120.0
 ERRORS: dict[str, type[TwinreelError]] = {"ConfigError": ConfigError, "CheckpointError": CheckpointError}
@@ -18,8 +19,8 @@ ERRORS: dict[str, type[TwinreelError]] = {"ConfigError": ConfigError, "Checkpoin
 
 def check_engine(config: EngineConfig) -> None:
     """Refuse what every start of the engine would refuse. Raises ConfigError, CheckpointError; reads no weight."""
-    words = [sys.executable, "-m", __name__, json.dumps(asdict(config))]
-    done = subprocess.run(words, capture_output=True, text=True, timeout=SECONDS, check=False)
+    words, where = module(__name__, json.dumps(asdict(config))), environment()
+    done = subprocess.run(words, capture_output=True, text=True, timeout=SECONDS, check=False, env=where)
     if done.returncode == 0:
         return
     try:

@@ -26,6 +26,7 @@ class Metrics:
         self.calls = Counter("twinreel_model_calls", "Model calls of completed jobs", **given)
         self.cache = Counter("twinreel_cache_lookups", "Conditioning cache of completed jobs", ["result"], **given)
         self.restarts = Counter("twinreel_engine_restarts", "Engines lost while running", **given)
+        self.retried = Counter("twinreel_jobs_retried", "Jobs begun anew: their engine or a rank was lost", **given)
         self.answers = Counter("twinreel_http_answers", "Answers by status code", ["code"], **given)
         self.refused = Counter("twinreel_refused", "Refused requests by type of error", ["type"], **given)
         self.memory = Gauge("twinreel_engine_peak_bytes", "Peak memory by stage of the last job", ["stage"], **given)

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import RequestError
+from ..launch import module
 from ..limits import clip_frames
 from ..plan import condition_labels, describe_plan, make_plan
 from ..policy_options import format_policy, parse_policy
@@ -45,7 +46,7 @@ class Probe:
     """Asks the reading process; started when first needed. One question at a time."""
 
     def __init__(self, command: Sequence[str] | None = None, seconds: float = SECONDS) -> None:
-        self._command = list(command or (sys.executable, "-m", "twinreel.serve.probe"))
+        self._command = list(command or module("twinreel.serve.probe"))
         self._seconds = seconds
         self._turn = threading.Lock()
         self._child: Child | None = None

@@ -7,7 +7,6 @@ import json
 import os
 import re
 import shutil
-import sys
 import threading
 import time
 from collections.abc import Mapping
@@ -17,6 +16,7 @@ from typing import Any
 
 from ..config import EngineConfig, check_config
 from ..errors import RequestError
+from ..launch import module
 from ..limits import SEEDS, shown
 from ..policy_options import parse_policy
 from ..request import check_request
@@ -88,7 +88,7 @@ def worker_command(config: EngineConfig, options: ServeOptions, weights: Weights
     engine["components"] = dict(weights.components)
     settings = {"engine": engine, "warm": options.warm, "cache_mib": options.cache_mib}
     settings["lock"] = str(folder / "engine.lock")
-    return [sys.executable, "-m", "twinreel.serve.worker", json.dumps(settings)]
+    return module("twinreel.serve.worker", json.dumps(settings))
 
 
 class Service:

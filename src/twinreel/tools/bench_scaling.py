@@ -32,7 +32,7 @@ from typing import Any
 from ..config import MOST, Choices, EngineConfig, resolve
 from ..errors import ConfigError, RequestError
 from ..flag_words import check_idle, check_positive, parse_size
-from ..limits import STEPS
+from ..limits import STEPS, counted
 from ..scratch import scratch
 from ..spec import Spec
 from ..topology import Sizes as Heads
@@ -133,6 +133,10 @@ def measure(cases: Sequence[Case], settings: Settings, record: Record, flags: ar
     """Measure what of `cases` the record lacks, and keep it there."""
     cards = max((case.world for case in cases), default=1)
     missing = [case for case in cases if not record.has(case.name, cards if case.each else 0)]
+    if there := len(cases) - len(missing):
+        print(f"bench scaling: {record.path.name} has {there} of the {counted(len(cases), 'case')} already")
+    if missing and settings.device == "cpu":
+        print("bench scaling: ranks of one CPU share its cores: that a case runs is shown, not what it brings")
     start, pool = time.monotonic(), None
     try:
         for case in sorted(missing, key=lambda case: (case.world, case.what)):
