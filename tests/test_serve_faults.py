@@ -257,6 +257,8 @@ def test_full_disk(site: Running, monkeypatch: pytest.MonkeyPatch) -> None:
         patch.setattr(shutil, "disk_usage", lambda path: usage)
         status, answer, headers = call(f"{site.url}/v1/videos", {"prompt": "p", **SHORT})
         assert (status, answer["error"]["type"]) == (503, "unavailable") and headers["retry-after"]
+        status, told, _ = call(f"{site.url}/ready")
+        assert (status, told["ready"]) == (503, False) and told["cause"] == answer["error"]["message"]
     with monkeypatch.context() as patch:  # found out only while writing
 
         def full(*words: Any) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import json
 import os
@@ -152,7 +153,9 @@ class Service:
         try:
             self.room()
         except OSError as error:
-            raise Unavailable(f"{error.strerror}; old jobs can be removed", 600) from None
+            full = error.errno == errno.ENOSPC
+            told = f"{error.strerror}; old jobs can be removed" if full else f"the queue's folder: {error.strerror}"
+            raise Unavailable(told, 600) from None
 
     def is_full(self) -> bool:
         """Whether the queue takes no further job."""
@@ -249,10 +252,12 @@ class Service:
         return self.jobs.remove(job)
 
     def ready(self) -> tuple[bool, str, str | None]:
-        """(a job sent now would start, the engine's state in a word, why not)."""
-        state, cause = self.dispatcher.engine, self.dispatcher.cause
-        if self.stopping:
-            return False, "stopped", "the server is shutting down"
+        """(a job sent now would be taken and its engine runs, the engine's state in a word, why not)."""
+        state, cause = "stopped" if self.stopping else self.dispatcher.engine, self.dispatcher.cause
+        try:
+            self.check_open()
+        except Unavailable as error:
+            cause = str(error)
         return state == "ready" and cause is None, state, None if cause is None else pathless(cause)
 
     def frames_of(self, job: Job) -> Path:
