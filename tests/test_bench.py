@@ -297,7 +297,8 @@ def test_what_does_not_fit_is_refused_before_it_is_drawn_or_anything_measured(
     monkeypatch.setattr(timing, "measure", lambda *_, **more: pytest.fail("something was measured"))
     assert main([*words.split(), "--shape", "tiny", "--device", "cpu"]) == 3
     lines = capsys.readouterr().err.splitlines()
-    assert len(lines) == 3 and f"of {what}, and 0.0 GiB of host memory are free" in lines[1]
+    told = re.search(rf"\((\S+) GiB of {what}, and (0\.0+) GiB of host memory are free\)", lines[1])
+    assert len(lines) == 3 and told is not None and told[1] != told[2], lines
 
 
 @pytest.mark.parametrize("what", [*bench.TEXTS, "scaling"])
