@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import errno
 import io
+import os
+import signal
 import subprocess
 import sys
 from collections.abc import Callable
@@ -15,6 +17,7 @@ import pytest
 from twinreel.errors import ConfigError
 from twinreel.outlets import Outlet, Outlets
 from twinreel.progress import Lines
+from twinreel.stopping import Stopping, stoppable
 from twinreel.watch import Event
 
 
@@ -87,6 +90,22 @@ def test_a_name_that_is_no_text_is_written_all_the_same():
     print("\udcff é", file=outlet)
     outlet.flush()
     assert outlet.fault is None and stream.buffer.getvalue() == b"\\udcff \\xe9\n"  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("where", ["write", "flush"])
+def test_a_signal_in_the_middle_of_a_write_cancels_and_loses_its_words_alone(
+    where: str, monkeypatch: pytest.MonkeyPatch
+):
+    """Python's buffers refuse a second writer on the same thread, and stderr may be blocked for long."""
+    reentrant, cancelled = Broken(where, RuntimeError("reentrant call inside <_io.BufferedWriter>")), []
+    monkeypatch.setattr("sys.stderr", reentrant)
+    with Outlets() as outlets:
+        with stoppable(), Stopping(lambda: cancelled.append(True)):
+            os.kill(os.getpid(), signal.SIGTERM)
+        reentrant.where = "nowhere"
+        print("later words", file=sys.stderr)
+        assert cancelled and outlets.settle(0) == 0 and outlets.err.fault is None
+    assert reentrant.getvalue().endswith("later words\n")
 
 
 def test_streams_come_back_after_an_error():

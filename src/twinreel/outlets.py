@@ -34,6 +34,8 @@ class Outlet:
         if self.fault is None and self._stream is not None:
             try:
                 self._stream.write(text)
+            except RuntimeError:  # a signal's words, come in the middle of another write that has not ended: not told
+                pass
             except (OSError, ValueError) as error:
                 self._lose(error)
         return len(text)
@@ -43,6 +45,8 @@ class Outlet:
         if self.fault is None and self._stream is not None:
             try:
                 self._stream.flush()
+            except RuntimeError:
+                pass
             except (OSError, ValueError) as error:
                 self._lose(error)
 

@@ -135,8 +135,8 @@ class Stopping:
     def _receive(self, number: int, frame: FrameType | None) -> None:
         self.number = number
         self._restore()
+        self._cancel()  # before the words, which may find stderr blocked
         print("twinreel: stopping at the next step; once more ends it at once", file=sys.stderr, flush=True)
-        self._cancel()
 
     def _restore(self) -> None:
         for number, before in self._before.items():

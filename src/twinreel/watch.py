@@ -75,9 +75,10 @@ class Stages:
         try:
             yield
         finally:
+            peak = self._peak()  # waits for a device that has work queued, which is this stage's
             record = self.records.setdefault(name, {"seconds": 0.0, "peak_bytes": 0})
             record["seconds"] += time.monotonic() - self._start
-            record["peak_bytes"] = max(record["peak_bytes"], self._peak())
+            record["peak_bytes"] = max(record["peak_bytes"], peak)
             self._stage, self._start = outer
 
     def tell(self, done: int, total: int, note: str = "") -> None:
