@@ -14,6 +14,7 @@ from twinreel.layout import build_layout, shard
 from twinreel.models.dit import DiT
 from twinreel.models.modulation import LiveModulation
 from twinreel.noise import ConditionLatents, Rows, initial_rows
+from twinreel.ops import select
 from twinreel.pipeline import predictor
 from twinreel.plan import Condition, Plan
 from twinreel.policy import EveryStep
@@ -79,7 +80,7 @@ def run(case: Run, dit: DiT, modulation: LiveModulation) -> tuple[Rows, Rows]:
     steps = [step_timesteps(layout, sigmas, step) for step in range(sigmas.calls)]
     with torch.inference_mode():
         velocity_at = predictor(dit, modulation, case.text[0], shard(layout, 1, 0), steps)
-        end = denoise(start, layout, sigmas, velocity_at, EveryStep(), lambda step, velocity: None)
+        end = denoise(start, layout, sigmas, velocity_at, EveryStep(), lambda *_: None, move=select().euler)
     v, a = layout.condition_video, layout.condition_audio
     assert torch.equal(start.video[:v], end.video[:v]) and torch.equal(start.audio[:a], end.audio[:a])
     return start, Rows(end.video[v:], end.audio[a:])

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from fractions import Fraction
 from pathlib import Path
 from typing import Any
@@ -114,11 +114,13 @@ def yuv_frame(rgb: Sequence[int], kr: float, kb: float, full: bool, pixels: str,
     return frame
 
 
-def write_sound(path: Path, samples: np.ndarray, rate: int, codec: str, sample_format: str) -> Path:
+def write_sound(path: Path, samples: np.ndarray, rate: int, codec: str, sample_format: str, *, bits: int = 0) -> Path:
     """`samples` float [c, n] in a file of sound."""
     with av.open(str(path), "w") as container:
         stream: Any = container.add_stream(codec, rate=rate, layout=LAYOUTS[len(samples)])
         stream.format = sample_format
+        if bits:
+            stream.bit_rate = bits
         scale, kind = {
             "u8": (127, np.uint8),
             "s16": (32767, np.int16),
@@ -130,6 +132,12 @@ def write_sound(path: Path, samples: np.ndarray, rate: int, codec: str, sample_f
         values = whole.astype(kind) if scale == 1 else np.round(whole).astype(kind)
         _encode_sound(container, stream, values, rate, 0, sample_format, stream.codec_context.frame_size or 1152)
     return path
+
+
+def id3(frames: Mapping[bytes, bytes]) -> bytes:
+    """An ID3v2.3 tag, which stands before a sound."""
+    body = b"".join(name + len(data).to_bytes(4, "big") + b"\0\0" + data for name, data in frames.items())
+    return b"ID3\3\0\0" + bytes(len(body) >> 7 * i & 0x7F for i in (3, 2, 1, 0)) + body
 
 
 def _encode_sound(

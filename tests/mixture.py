@@ -17,10 +17,11 @@ from torch import Tensor
 if __name__ == "__main__":
     sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "src"))
 
+from op_cases import euler
 from twinreel.noise import Rows
 from twinreel.policies import Setting, make_policy
 from twinreel.policy_options import parse_policy
-from twinreel.schedule import euler, make_sigmas
+from twinreel.schedule import make_sigmas
 
 VIDEO, AUDIO = 96, 64
 POLICIES = (

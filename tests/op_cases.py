@@ -11,6 +11,7 @@ from torch import Tensor
 from twinreel.models.layers import RMSNorm
 from twinreel.models.modulation import BlockModulation, Gated
 from twinreel.ops import Ops, frames, select, vit
+from twinreel.schedule import Grid, factors
 
 DTYPES = (torch.float32, torch.bfloat16)
 REFERENCE = select("reference")
@@ -172,6 +173,12 @@ def check_vit(dtype: torch.dtype, device: str) -> None:
         torch.testing.assert_close(found, wanted, rtol=2**-10 if dtype == torch.float16 else 4e-6, atol=1e-6)
     else:
         assert torch.equal(found, wanted)
+
+
+def euler(x: Tensor, velocity: Tensor, grid: Grid, step: int) -> Tensor:
+    """One Euler step of a grid, each product and sum rounded once (SPEC 7): a new tensor."""
+    sigma, ratio, rest = factors(grid, step)
+    return ratio * x + rest * (x + sigma * velocity)
 
 
 def check_euler(ops: Ops, device: str) -> None:

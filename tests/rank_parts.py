@@ -28,7 +28,8 @@ from twinreel.parallel.fully_sharded import Gathered
 from twinreel.parallel.mesh import Mesh, join_mesh
 from twinreel.parallel.tiles import deal
 from twinreel.spec import Spec
-from twinreel.weights import load_into, locate
+from twinreel.weights import locate
+from twinreel.weights.stream import load_into
 
 VIDEO = replace(TINY, tile=64, tile_overlap=16)
 
@@ -61,7 +62,7 @@ def _coded(
         generator = torch.Generator().manual_seed(height * width)
         latents = torch.randn(1, VIDEO.latent_channels, 7, height // 16, width // 16, generator=generator)
         pixels = torch.randn(1, 3, frames, height, width, generator=generator)
-        for tensor in (decoder.decode(latents, tile_batch), *encoder.encode(pixels, tile_batch)):
+        for tensor in (decoder.decode(latents, tile_batch), *encoder.encode(pixels)):
             hashes.append(hashlib.sha256(tensor.contiguous().numpy().tobytes()).hexdigest())
     return hashes
 

@@ -12,9 +12,9 @@ from PIL import Image
 
 from media_files import flat, tone, write_mp4, write_sound
 from twinreel.errors import RequestError
-from twinreel.media.addresses import MEDIA, OTHER, judge, open_address
+from twinreel.media.addresses import MEDIA, OTHER, files_of, judge, open_address
 from twinreel.media.read import read_source
-from twinreel.request import Reference
+from twinreel.request import Reference, Request
 from twinreel.spec import Spec
 
 SCRIPTS = {
@@ -109,11 +109,14 @@ def test_what_is_no_file_is_refused_by_name(tmp_path: Path):
         ("data:;base64,", "empty"),
         ("DATA:;base64,!!", "not base64"),
         ("file://host/a.png", "host"),
+        ("file://[abc/x.png", "no address; use file:///absolute/path"),
+        ("FILE://a℀b/x.png", "no address; use file:///absolute/path"),
     ]
     for source, words in cases:
         with pytest.raises(RequestError, match=words) as caught:
             open_address(source, "references[0].source")
         assert caught.value.field == "references[0].source"
+    files_of(Request("a", references=tuple(Reference("image", source) for source, _ in cases)))
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may read everything")

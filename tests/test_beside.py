@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import queue
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -98,6 +99,40 @@ def test_what_is_not_taken_is_made_all_the_same() -> None:
     made: list[int] = []
     assert beside(next, counted(9, made)) == 0
     assert len(made) == 9
+
+
+@pytest.mark.parametrize("made", [0, 3], ids=["is empty", "is full"])
+def test_ctrl_c_while_the_end_is_offered_ends_the_consumer(made: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever waits for an item hears of it, and takes what is in the line before."""
+    put, taken = queue.Queue.put, threading.Event()
+
+    def interrupted(line: queue.Queue[object], item: object, *args: object, **more: object) -> None:
+        if not isinstance(item, int):
+            taken.set()
+            raise KeyboardInterrupt("mine")
+        put(line, item, *args, **more)  # type: ignore[arg-type]
+
+    seen: list[object] = []
+
+    def consume(items: Iterator[int]) -> None:
+        assert not made or taken.wait(20)
+        try:
+            seen.extend(items)
+        except KeyboardInterrupt:
+            seen.append("ended")
+            raise
+
+    monkeypatch.setattr(queue.Queue, "put", interrupted)
+    with pytest.raises(KeyboardInterrupt, match="mine"):
+        beside(consume, range(made), ahead=4)
+    assert seen == [*range(made), "ended"]
+
+
+def test_an_error_that_the_caller_is_at_is_none_of_the_makers() -> None:
+    try:
+        raise ValueError("an earlier one")
+    except ValueError:
+        assert beside(list, range(2)) == [0, 1]
 
 
 def test_an_error_of_the_consumer_ends_the_making() -> None:

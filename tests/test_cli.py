@@ -121,6 +121,28 @@ def test_generate_json_is_one_line_and_progress_stays_on_stderr(capsys):
     assert "denoise" in err and result["warnings"] == []
 
 
+@pytest.mark.parametrize(("faults", "code"), [([], 1), (["silent"], 5)])
+def test_a_trace_that_is_not_finished_takes_nothing_from_the_result(
+    faults: list[str], code: int, capsys: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from twinreel.tools.trace import Trace
+
+    def full(trace: Trace, report: dict[str, Any]) -> None:
+        raise RequestError("trace", "tr cannot be written to (No space left on device); free some room there")
+
+    monkeypatch.setattr(Trace, "finish", full)
+    Recorder.more = {"faults": faults, "latents": "l"}
+    words = ["generate", "A cat.", "--json", "-q", "--model", "w", "--trace", str(tmp_path / "tr")]
+    assert cli.main(words) == code
+    out, err = capsys.readouterr()
+    assert json.loads(out)["output"] == "out.mp4", "one line"
+    assert err.splitlines()[-3:] == [
+        "twinreel: the trace was not finished, the file was",
+        "  tr cannot be written to (No space left on device)",
+        "  free some room there",
+    ]
+
+
 def test_warnings_are_told_once_and_are_in_the_json(capsys):
     plan = {"task": "t2va", "canvas": [64, 64], "frames": 22, "seconds": 1, "steps": 2, "calls": 1, "seed": 1}
     Recorder.more = {"plan": plan | {"warnings": ["odd words"]}, "warnings": ["taken"], "policy": {"warning": "idle"}}

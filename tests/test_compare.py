@@ -7,6 +7,7 @@ import math
 import os
 import re
 import sys
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -14,13 +15,14 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
+from media_files import write_mp4
 from twinreel import Media, cli
 from twinreel.errors import RequestError
 from twinreel.spec import VideoVAESpec
 from twinreel.tools.compare import compare, compare_media, summary
 from twinreel.tools.pictures import Traits, VideoPair, lag, ssim
 from twinreel.tools.plots import Frame, Point, draw_lines, draw_points
-from twinreel.tools.sounds import envelope_lag, sound_report, spectral_distance
+from twinreel.tools.sounds import envelope_lag
 from twinreel.tools.targets import json_text
 
 RNG = np.random.default_rng(5)
@@ -99,27 +101,8 @@ def test_lag_of_pictures_and_sound() -> None:
 
     assert lag(thumbs(0), thumbs(3)) == 3 and lag(thumbs(3), thumbs(0)) == -3 and lag(thumbs(0), thumbs(0)) == 0
     x, y = clicks().astype(float), clicks(late=1600).astype(float)
-    assert envelope_lag(x, y) == 10 and envelope_lag(y, x) == -10 and envelope_lag(0 * x, 0 * x) == 0
-    assert envelope_lag(x, 0 * x) is None
-    assert sound_report(clicks(), clicks(late=1600))["envelope_lag_ms"] == pytest.approx(50.0)
-
-
-def test_sound_figures_by_hand() -> None:
-    a = np.array([[0.5, -0.5], [0.5, 0.5]], np.float32)
-    b = np.array([[0.5, -0.5], [0.5, 0.4]], np.float32)
-    report = sound_report(a, b)
-    assert report["snr"] == pytest.approx(10 * math.log10(1 / 0.01), rel=1e-5)
-    assert report["rmse"] == pytest.approx(0.05, rel=1e-5)
-    assert report["cosine"] == pytest.approx(0.95 / math.sqrt(0.91), rel=1e-5)
-    silent = sound_report(np.zeros((2, 4000), np.float32), clicks()[:, 5_000:9_000])
-    assert silent["cosine"] == 0 and silent["snr"] < -100 and math.isfinite(silent["log_spectral_distance_db"])
-    assert sound_report(0 * a, 0 * a)["identical"]
-
-
-def test_spectral_distance_of_a_gain_is_the_gain() -> None:
-    noise = RNG.standard_normal((2, 8000))
-    assert spectral_distance(noise, noise / 2) == pytest.approx(20 * math.log10(2), rel=1e-6)
-    assert spectral_distance(noise, noise) == 0
+    pairs = ((x, y, 10), (y, x, -10), (0 * x, 0 * x, 0), (x, 0 * x, None))
+    assert [envelope_lag(a, b, RATE) for a, b, _ in pairs] == [points for *_, points in pairs]
 
 
 def test_brightness_spikes_are_found_at_clip_borders() -> None:
@@ -167,6 +150,46 @@ def test_files(files: Path) -> None:
     assert "different" in text and "PSNR" in text and "SNR" in text and "gaussian_weights" in text
     assert "{" not in text and "largest step" in text and "b's sound lags its picture" in text
     assert json.loads(json_text(other)) == json.loads(json.dumps(other))
+
+
+@pytest.mark.parametrize(
+    ("late", "apart"),
+    [
+        ({"sound_at": 0.2}, 200),  # told by the container, not by what is in the streams
+        ({"frames": 6}, -200),
+        ({"frames": 6, "sound_at": 0.2}, 0),
+    ],
+)
+def test_sound_and_pictures_are_told_by_the_clock_of_the_file(
+    tmp_path: Path, late: dict[str, float], apart: float
+) -> None:
+    for name, by in (("a.mkv", {}), ("b.mkv", late)):
+        pictures, at = moving(60, late=int(by.get("frames", 0))), by.get("sound_at", 0.0)
+        write_mp4(tmp_path / name, pictures, sound=clicks(), rate=RATE, fps=30, sound_at=at)
+    page = tmp_path / "page.html"
+    result = compare(tmp_path / "a.mkv", tmp_path / "b.mkv", page, with_ssim=False)
+    assert result["av_offset"]["content"] == pytest.approx(apart, abs=12)
+    assert result["video"]["fps"] == 30 and len(result["video"]["psnr_per_second"]) == 2
+
+
+@pytest.mark.parametrize(("fps", "rate", "seconds"), [(24, 32_000, 1.7), (24, 48_000, 1.7), (48, 32_000, 0.8)])
+def test_the_axes_of_a_page_are_seconds(
+    fps: int, rate: int, seconds: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    drawn: dict[str, float] = {}
+
+    def keep(frame: Frame, series: Mapping[str, Sequence[float]], step: float = 1.0) -> str:
+        drawn[frame.title] = step * len(next(iter(series.values())))
+        return ""
+
+    monkeypatch.setattr("twinreel.tools.page.draw_lines", keep)
+    samples = np.resize(clicks(), (2, int(seconds * rate)))
+    for name in ("a.mkv", "b.mkv"):
+        write_mp4(tmp_path / name, moving(round(seconds * fps)), sound=samples, rate=rate, fps=fps)
+    compare(tmp_path / "a.mkv", tmp_path / "b.mkv", tmp_path / "page.html", with_ssim=False)
+    assert len(drawn) == 4
+    for title, told in drawn.items():
+        assert told == pytest.approx(math.ceil(seconds) if "each second" in title else seconds, abs=0.1), title
 
 
 def test_the_page_is_one_file_with_relative_links(files: Path, tmp_path: Path) -> None:
@@ -220,6 +243,7 @@ def test_raw_results(tmp_path: Path) -> None:
         ("text.mp4", "a.mp4", "is text .*compare reads videos and sounds"),
         ("text.json", "a.json", "no report"),
         ("small.mp4", "a.mp4", "one size"),
+        ("quick.mp4", "a.mp4", "have 30 and 24 frames a second"),
         ("text.safetensors", "text.safetensors", "no safetensors file"),
     ],
 )
@@ -228,6 +252,7 @@ def test_what_cannot_be_compared_is_refused(files: Path, a: str, b: str, reason:
         (files / name).write_text("{}")
     if not (files / "small.mp4").exists():
         Media(moving(frames=2, height=32), clicks(), {}).save(files / "small.mp4")
+        write_mp4(files / "quick.mp4", moving(30), fps=30)
     with pytest.raises(RequestError, match=reason):
         compare(files / a, files / b)
 

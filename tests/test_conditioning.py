@@ -83,8 +83,19 @@ def test_the_cache_is_bounded(engine: Engine) -> None:
     assert engine.generate(Request("Prompt number 0.", **SHORT)).report["conditioning"]["hits"] == 0
 
 
-def test_weights_and_choices_are_part_of_the_key(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_weights_and_choices_are_part_of_the_key(
+    engine: Engine, tiny_original: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     wanted = Wanted("text_encoder", (1,), lambda: torch.zeros(1), "")
+    others = [
+        Engine(EngineConfig(model=str(tiny_original), device="cpu", threads=2, precision=precision))
+        for precision in ("bf16", "fp32")
+    ]
+    cache = ConditionCache(1 << 20)
+    for other in others:
+        assert cache.recall([wanted], other.parts) == [None]
+        cache.keep([wanted], [torch.zeros(1)], other.parts)
+        assert cache.recall([wanted], other.parts) != [None]
     keys = {ConditionCache(1)._key(wanted, engine.parts)}
     monkeypatch.setattr(engine.parts.weights, "version", lambda part: "other weights")
     keys.add(ConditionCache(1)._key(wanted, engine.parts))

@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from media_files import clicked, flat, onset, picture_frame, tone, write_mp4, write_sound
+from media_files import clicked, flat, id3, onset, picture_frame, tone, write_mp4, write_sound
 from test_pictures import bombs
 from twinreel.errors import RequestError
 from twinreel.media import containers
@@ -269,18 +269,11 @@ def test_a_still_beside_a_long_sound_ends_the_reading(tmp_path: Path):
 # --- covers, strange streams ------------------------------------------------------------------------------------------
 
 
-def _cover(jpeg: bytes) -> bytes:
-    body = b"\0image/jpeg\0\3\0" + jpeg
-    frame = b"APIC" + len(body).to_bytes(4, "big") + b"\0\0" + body
-    size = len(frame)
-    return b"ID3\3\0\0" + bytes(size >> 7 * i & 0x7F for i in (3, 2, 1, 0)) + frame
-
-
 def test_an_album_cover_is_no_video(tmp_path: Path):
     stream = io.BytesIO()
     Image.new("RGB", (64, 64), "red").save(stream, "JPEG")
     mp3 = write_sound(tmp_path / "a.mp3", clicked(0.5, 1.0, 44_100), 44_100, "libmp3lame", "fltp")
-    (tmp_path / "covered.mp3").write_bytes(_cover(stream.getvalue()) + mp3.read_bytes())
+    (tmp_path / "covered.mp3").write_bytes(id3({b"APIC": b"\0image/jpeg\0\3\0" + stream.getvalue()}) + mp3.read_bytes())
     with av.open(str(tmp_path / "covered.mp3")) as container:
         assert container.streams.video
     with av.open(str(tmp_path / "covered.m4a"), "w", format="mp4") as container, av.open(str(mp3)) as source:

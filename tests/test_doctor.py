@@ -70,6 +70,7 @@ def test_what_is_here_depends_on_no_choice(tmp_path: Path):
 def test_what_is_missing_says_what_that_costs():
     found = parts({"here": (("torch",), "nothing"), "gone": (("torch", "no_such_module"), "no magic")})
     assert found["here"].startswith("torch " + torch.__version__.split("+")[0])
+    assert "--no-" not in str(PARTS), "a flag leaves something out, and is never needed"
     assert found["gone"] == "absent (no_such_module): no magic"
     assert set(parts()) == set(PARTS)
 

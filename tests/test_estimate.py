@@ -13,9 +13,12 @@ import torch
 
 from tiny import BUILD, tiny_spec, write_tiny
 from twinreel.demo.tiny import ALL_TASKS
-from twinreel.memory.estimate import FP32, WINOGRAD_STRIP, Setting, estimate, part_weights
+from twinreel.memory.estimate import FP32, WINOGRAD_STRIP, Setting, estimate, part_weights, table_weights
+from twinreel.models.dit import DiT
+from twinreel.models.text_encoder import TextEncoder
 from twinreel.models.video_encoder import VideoEncoder
-from twinreel.ops import frames
+from twinreel.ops import frames, select
+from twinreel.parallel import Axis, Parallel
 from twinreel.plan import make_plan
 from twinreel.request import Request
 from twinreel.spec import Spec
@@ -40,6 +43,25 @@ def test_weights_are_those_of_the_modules(part: str) -> None:
         module = BUILD[part](spec)  # built in bf16
     built = sum(value.numel() * value.element_size() for value in module.state_dict().values())
     assert part_weights(spec, part, replace(CPU, element=2)).kept == built
+
+
+@pytest.mark.parametrize("ranks", [2, 4])
+def test_a_rank_has_its_share_of_the_linears_and_all_of_the_rest(ranks: int) -> None:
+    tiny = tiny_spec()
+    spec = replace(
+        tiny,
+        dit=replace(tiny.dit, heads=4, head_dim=8, ffn=64, rope_freqs=1),
+        text=replace(tiny.text, heads=8, kv_heads=4),
+    )
+    axis = Axis("ranks", ranks)
+    with torch.device("meta"):
+        modules = {
+            "dit": DiT(spec.dit, select(), replace(Parallel.single(), tp=axis), torch.bfloat16),
+            "text_encoder": TextEncoder(spec.text, torch.bfloat16, axis),
+        }
+    for part, module in modules.items():
+        built = sum(value.numel() * value.element_size() for value in module.state_dict().values())
+        assert part_weights(spec, part, replace(CPU, element=2, tp=ranks, text=ranks)).kept == built
 
 
 @pytest.mark.parametrize("channels", [(32, 32, 32, 64, 64, 128), (32, 32, 32, 64, 64, 96)], ids=str)
@@ -86,6 +108,10 @@ def test_tables_in_place_of_projections(h3: Spec) -> None:
     live, tables = (estimate(plan, ROWS, h3, replace(H3_GPU, adaln=name)) for name in ("live", "precompute"))
     saved = (live["denoise"]["device"] - tables["denoise"]["device"]) / GIB
     assert 22 < saved < 24  # 24.3 GiB of projections, 0.9 GiB of tables
+    waiting = tables["decode"]["host"] - live["decode"]["host"]  # they leave the device
+    assert waiting == table_weights(plan, h3, H3_GPU).kept and tables["denoise"]["host"] == live["denoise"]["host"]
+    kept = (estimate(plan, ROWS, h3, replace(H3_GPU, residency="all", adaln=name)) for name in ("live", "precompute"))
+    assert len({facts["decode"]["host"] for facts in kept}) == 1
 
 
 def test_work_grows_with_rows_and_canvas(h3: Spec) -> None:

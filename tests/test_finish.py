@@ -34,6 +34,7 @@ from twinreel import (
 )
 from twinreel import finish as finishing
 from twinreel import progress as progressing
+from twinreel.output import write as writing
 from twinreel.output.latents import FORMAT
 from twinreel.watch import Event
 
@@ -177,25 +178,8 @@ def test_without_any_place_for_latents_the_run_goes_on(
     monkeypatch.setattr(finishing, "save_latents", full)
     report = engine.render(T2VA, tmp_path / "a.mp4")
     assert (tmp_path / "a.mp4").read_bytes() == whole and "not kept" in report["warnings"][0]
-
-
-def test_latents_of_another_run_in_the_folder_for_temporary_files_stay(
-    engine: Engine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):
-    monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "tmp"))
-    (tmp_path / "tmp").mkdir()
-    (tmp_path / "tmp" / LATENTS).write_bytes(b"another run's")
-    save = finishing.save_latents
-
-    def full(path: Path, *args: Any) -> Any:
-        if path.parent == tmp_path:
-            raise OSError(errno.ENOSPC, "No space left on device")
-        return save(path, *args)
-
-    monkeypatch.setattr(finishing, "save_latents", full)
-    interrupt(engine, tmp_path)
-    assert (tmp_path / "tmp" / LATENTS).read_bytes() == b"another run's"
-    assert len(list(tmp_path.glob(f"tmp/*/{LATENTS}"))) == 1
+    monkeypatch.setattr(writing, "FULL_SHARE", -1.0)  # any sound is a fault
+    assert "latents" not in engine.render(T2VA, tmp_path / "b.wav")
 
 
 def test_a_bad_picture_is_a_fault_and_keeps_the_latents(engine: Engine, tmp_path: Path, monkeypatch):

@@ -29,8 +29,8 @@ from twinreel.flags import (
     parse,
     parse_reference,
 )
+from twinreel.media.read import read_sources
 from twinreel.output import OutputOptions
-from twinreel.pipeline import read_sources
 from twinreel.plan import make_plan
 from twinreel.request import Keyframe, Reference, Request
 from twinreel.request_json import parse_json, request_from_json

@@ -133,6 +133,22 @@ def test_pixel_aspect(tmp_path: Path, size: tuple[int, int], aspect: Fraction, t
     assert read(path).frames.shape[1:3] == canvas
 
 
+@pytest.mark.parametrize(
+    ("size", "aspect", "turn", "words"),
+    [
+        ((64, 48), Fraction(355, 51), 0, "64x48 with sample aspect ratio 355:51 is 9.28:1; .* nearest is 4:1"),
+        ((64, 48), Fraction(355, 51), 90, "48x64 with sample aspect ratio 51:355 is 0.108:1; .* nearest is 1:4"),
+        ((320, 64), None, 0, r"source: 320x64 is 5:1"),
+    ],
+)
+def test_a_shape_is_refused_by_the_pixels_that_the_file_has(
+    tmp_path: Path, size: tuple[int, int], aspect: Fraction | None, turn: int, words: str
+):
+    path = write_mp4(tmp_path / "a.mp4", [flat((9, 9, 9), *size)] * 2, aspect=aspect, turn=turn)
+    with pytest.raises(RequestError, match=words):
+        read(path)
+
+
 @pytest.mark.parametrize(("turn", "told"), [(0, False), (90, False), (180, False), (45, True), (60, True)])
 def test_an_odd_turn_is_told(tmp_path: Path, turn: int, told: bool):
     clip = read(write_mp4(tmp_path / "a.mp4", [flat((9, 9, 9))] * 2, turn=turn))

@@ -5,7 +5,7 @@ The kernels are in `test_fp8_triton.py`, what only a device can show in `gpu/tes
 
 from __future__ import annotations
 
-from contextlib import closing
+from contextlib import closing, nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -25,6 +25,8 @@ from twinreel.parallel import Axis
 from twinreel.planner import plan_request
 from twinreel.precision import Fp8, check_weights, parse_precision
 from twinreel.spec import DiTSpec, Spec
+from twinreel.topology import check_choices
+from twinreel.weights import locate, read_spec, stream
 from twinreel.weights.stream import narrow
 
 OPS = select()
@@ -58,30 +60,48 @@ def test_other_words_are_refused_by_name(text: object) -> None:
 
 
 @pytest.mark.parametrize(
-    ("precision", "dit", "residency", "words"),
+    ("precision", "dit", "words"),
     [
-        ("fp8:blocks=25", DiTSpec(), "auto", "leaves none of 50 blocks in fp8; use blocks=0 to blocks=24"),
-        ("fp8:blocks=3", DiTSpec(fp8_edge=2), "auto", "use blocks=2 or fewer"),
-        ("fp8:steps=1", DiTSpec(fp8_edge=2), "auto", "needs bf16 weights of every block"),
-        ("auto", DiTSpec(fp8_edge=2), "auto", "quantized to e4m3; use fp8:blocks=2"),
-        ("bf16", DiTSpec(fp8_edge=0), "auto", "quantized to e4m3"),
-        ("fp8", DiTSpec(ffn=14340), "auto", "multiples of 16, this DiT has ffn 14340"),
-        ("fp8", DiTSpec(), "mapped", "use weights that twinreel quantize wrote"),
+        ("fp8:blocks=25", DiTSpec(), "leaves none of 50 blocks in fp8; use blocks=0 to blocks=24"),
+        ("fp8:blocks=3", DiTSpec(fp8_edge=2), "use blocks=2 or fewer"),
+        ("fp8:steps=1", DiTSpec(fp8_edge=2), "needs bf16 weights of every block"),
+        ("auto", DiTSpec(fp8_edge=2), "quantized to e4m3; use fp8:blocks=2"),
+        ("bf16", DiTSpec(fp8_edge=0), "quantized to e4m3"),
+        ("fp8", DiTSpec(ffn=14340), "multiples of 16, this DiT has ffn 14340"),
     ],
 )
-def test_what_cannot_be_is_refused_before_weights_are_read(
-    precision: str, dit: DiTSpec, residency: str, words: str
-) -> None:
+def test_what_cannot_be_is_refused_before_weights_are_read(precision: str, dit: DiTSpec, words: str) -> None:
     with pytest.raises(ConfigError, match=words):
-        check_weights(precision, dit, residency)
+        check_weights(precision, dit)
 
 
 @pytest.mark.parametrize(
-    ("precision", "dit", "residency"),
-    [("fp8", DiTSpec(), "layers"), ("fp8:blocks=0", DiTSpec(fp8_edge=2), "mapped"), ("fp8:steps=24", DiTSpec(), "all")],
+    ("precision", "dit"), [("fp8", DiTSpec()), ("fp8:blocks=0", DiTSpec(fp8_edge=2)), ("fp8:steps=24", DiTSpec())]
 )
-def test_what_can_be(precision: str, dit: DiTSpec, residency: str) -> None:
-    check_weights(precision, dit, residency)
+def test_what_can_be(precision: str, dit: DiTSpec) -> None:
+    check_weights(precision, dit)
+
+
+@pytest.mark.parametrize(
+    ("weights", "precision", "residency", "words"),
+    [
+        ("tiny_original", "fp8:blocks=0,steps=1", "layers", "takes two in turn; leave steps out"),
+        ("tiny_original", "fp8:blocks=0,steps=1", "mapped", "takes two in turn; leave steps out"),
+        ("tiny_original", ALL, "mapped", "run twinreel quantize first, or use layers"),
+        ("tiny_original", ALL, "layers", None),
+        ("tiny_original", "fp8:blocks=0,steps=1", "conditioner", None),
+        ("tiny_narrow", ALL, "mapped", None),
+    ],
+)
+def test_the_door_and_the_engine_have_one_rule_for_the_residency(
+    weights: str, precision: str, residency: str, words: str | None, request: pytest.FixtureRequest
+) -> None:
+    config = EngineConfig(
+        model=str(request.getfixturevalue(weights)), device="cpu", precision=precision, residency=residency
+    )
+    for check in (Engine, lambda config: check_choices(config, read_spec(locate(config.model)))):
+        with pytest.raises(ConfigError, match=f"^residency: {residency} .*{words}$") if words else nullcontext():
+            check(config)
 
 
 # ---- the definition -------------------------------------------------------------------------------------------------
@@ -216,6 +236,16 @@ def test_first_and_last_steps_run_wide(tiny_original: Path) -> None:
     assert [each is dit.wide for each in each_step(dit, 1)] == [True]
     shared = {p.data_ptr() for p in dit.wide.parameters()} & {p.data_ptr() for p in dit.narrow.parameters()}
     assert len(shared) == len(list(dit.wide.parameters())) - 8, "all but the linears are there once"
+
+
+def test_what_both_have_is_filled_once(tiny_original: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """So that the fullest moment of loading is that which is predicted."""
+    made, put = list[int](), stream.assign
+    monkeypatch.setattr(stream, "assign", lambda *where: made.append(where[-1].nbytes) or put(*where))
+    found = engine(tiny_original, "fp8:blocks=0,steps=1")
+    dit_of(found)
+    setting = Setting("cpu", 2, 4, 1, "all", fp8=Fp8(0, 1))
+    assert sum(made) == part_weights(found.spec, "dit:fl2va", setting).kept
 
 
 def test_the_loop_takes_each_step_as_named(tiny_original: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -81,6 +81,30 @@ def test_partitions_share_one_copy(tmp_path: Path) -> None:
     assert locate(root, {"audio_vae": root / "Ref2VA" / "audio_vae"}).folders["audio_vae"].parent.name == "Ref2VA"
 
 
+@pytest.fixture(scope="module")
+def copies(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_tiny(tmp_path_factory.mktemp("copies"), copies=True)
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("audio_vae/metadata.json", "video_vae/source/config.json", "text_encoder/config.json"),
+        *("tokenizer/tokenizer_config.json", "tokenizer/merges.txt", "processor/video_preprocessor_config.json"),
+        *("processor/preprocessor_config.json", "text_encoder/model.safetensors.index.json"),
+    ],
+)
+def test_copies_that_differ_in_a_small_file(copies: Path, name: str) -> None:
+    file = copies / "Ref2VA" / name
+    before = file.read_text()
+    file.write_text(before + "\n")
+    kind, _, inside = name.partition("/")
+    with pytest.raises(CheckpointError, match=rf"Ref2VA/{kind} should be the same {kind} and differ in {inside};"):
+        locate(copies)
+    file.write_text(before)
+    locate(copies)
+
+
 def test_both_layouts_in_one_root(original: Path, tiny_diffusers: Path) -> None:
     shutil.copytree(tiny_diffusers, original, dirs_exist_ok=True)
     checkpoint = locate(original)
@@ -249,6 +273,25 @@ def test_config_yaml_is_compared(original: Path) -> None:
     file.write_text(file.read_text().replace("128", "256"))
     with pytest.raises(CheckpointError, match=r"config\.yaml: decoder_dim: 256 contradicts 128"):
         read_spec(locate(original))
+
+
+@pytest.mark.parametrize("name", ["../victim", "/tmp/victim", "a/b", "a/", "", ".", "..", "\n", 5, None])
+def test_the_name_of_a_partition_is_plain(original: Path, diffusers: Path, name: Any) -> None:
+    """It becomes the name of a folder."""
+    declared = {"transformer": {"name": name, "tasks": ["t2va"]}}
+    edit(diffusers / "model_index.json", lambda data: data["_twinreel"].update(partitions=declared))
+    edit(original / INDEX, lambda data: data["_minimax_h3"].update(partition=name))
+    for root, field in ((diffusers, "_twinreel.partitions.transformer.name"), (original, "_minimax_h3.partition")):
+        with pytest.raises(CheckpointError, match=rf"{field}: a plain name is needed, got"):
+            locate(root)
+
+
+def test_an_index_without_shifts_says_nothing_of_them(original: Path) -> None:
+    for index in (original / INDEX, original / "Ref2VA/model_index.json"):
+        edit(index, lambda data: data["_minimax_h3"]["sigma_shift_scales"].update(video=10, audio=2))
+    edit(original / INDEX, lambda data: data["_minimax_h3"].pop("sigma_shift_scales"))
+    assert read_spec(locate(original)).world.shifts == (10, 2)
+    assert read_spec(locate(original / "FL2VA")).world.shifts == (12, 3)
 
 
 def test_diffusers_root_may_declare_its_partitions(diffusers: Path) -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
+from math import inf
 from pathlib import Path
 
 import pytest
@@ -12,9 +14,10 @@ from torch import Tensor
 from golden_dit import TINY, golden_pair
 from twinreel import Engine, EngineConfig, Request
 from twinreel.errors import Cancelled
+from twinreel.memory.choose import NEAR, Free
 from twinreel.models import modulation_tables
 from twinreel.models.modulation import LiveModulation, StepModulation, StepRows, step_rows
-from twinreel.models.modulation_tables import PrecomputedModulation, step_key, table_bytes
+from twinreel.models.modulation_tables import PrecomputedModulation, step_key
 from twinreel.schedule import make_grid
 from twinreel.watch import Event, Stages
 
@@ -74,7 +77,7 @@ def test_every_step_equals_live(dtype: torch.dtype) -> None:
     facts = made.prepare(steps)
     assert facts["adaln"] == "precompute" and facts["tables"] == "made"
     count = sum(len(step) for step in steps)
-    assert facts["bytes"] == table_bytes(TINY, count, dtype)
+    assert facts["bytes"] == count * (18 * TINY.layers + 2) * TINY.hidden * dtype.itemsize
     for step in steps:
         assert_equal(made.step(step, ROWS), projected.step(step, ROWS))
 
@@ -140,6 +143,18 @@ def test_two_stay_on_the_device_and_older_ones_in_host_memory(monkeypatch: pytes
     assert made.prepare(schedule(4, 3.0))["tables"] == "made"
 
 
+@pytest.mark.parametrize(
+    ("device", "host", "held"),
+    [(inf, inf, (2, 1)), (1, inf, (1, 2)), (0, 3, (0, 3)), (inf, 2, (2, 0)), (1, 1, (1, 0)), (-1, -1, (0, 0))],
+)
+def test_the_oldest_give_way_where_room_is_short(device: float, host: float, held: tuple[int, int]) -> None:
+    made, _ = make(torch.float32)
+    size = [made.prepare(schedule(4, shift))["bytes"] for shift in (2.0, 3.0, 4.0)][0]
+    there, everywhere = made.make_room(device * size, host * size)
+    assert (there, everywhere) == (held[0] * size, sum(held) * size) and tuple(made.held.values()) == held
+    assert (made.prepare(schedule(4, 4.0))["tables"] == "made") is (sum(held) == 0)
+
+
 @pytest.mark.parametrize("broken", ["time_embedder.proj_out.bias", "blocks.1.adaln_proj.linear.bias"])
 def test_a_failure_half_way_loses_nothing(broken: str) -> None:
     made, shelf = make(torch.float32)
@@ -190,6 +205,17 @@ def test_an_engine_gives_the_same_bits_and_keeps_no_projection(
     assert again["sha256"] == wanted["sha256"]
     assert again["adaln"]["tables"] == ("device" if residency == "all" else "host")
     assert not any(isinstance(part, LiveModulation) for part in engine.parts._modules.values())
+
+
+@pytest.mark.parametrize(("room", "kept"), [(0.5, 1), (9, 3)])
+def test_earlier_tables_get_what_a_request_leaves(tiny_all: Path, room: float, kept: int) -> None:
+    engine, report = run(tiny_all, residency="stages", adaln="precompute")
+    need, size = report["memory"]["predicted_bytes"]["host"], report["adaln"]["bytes"]
+    engine.parts._free = Free(None, int((need + room * size) * NEAR))
+    for seed in range(2):  # other timesteps, as many
+        engine.generate(replace(SHORT, shifts=(6.0 + seed, 3.0)))
+    (tables,) = engine.parts._tables.values()
+    assert sum(tables.held.values()) == kept and tables.nbytes == kept * size
 
 
 def test_step_rows_are_timestep_major() -> None:

@@ -139,12 +139,12 @@ def test_a_whole_model_runs_on_the_kernels(dtype: torch.dtype) -> None:
 
 
 def test_the_loop_moves_both_modalities_in_one_launch() -> None:
-    from test_denoise import SIGMAS, model, start
+    from test_denoise import MOVE, SIGMAS, model, start
     from twinreel.denoise import denoise
     from twinreel.policy import EveryStep
 
     rows, layout = start()
-    plain = denoise(rows, layout, SIGMAS, model, EveryStep(), lambda step, velocity: None)
+    plain = denoise(rows, layout, SIGMAS, model, EveryStep(), lambda step, velocity: None, move=MOVE)
     with Counting() as seen:
         end = denoise(rows, layout, SIGMAS, model, EveryStep(), lambda step, velocity: None, move=OPS.euler)
     assert seen.counts == {"euler": SIGMAS.calls}

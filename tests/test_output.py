@@ -244,6 +244,8 @@ def test_only_what_goes_into_a_file_is_looked_at(tmp_path: Path):
         odd.save(tmp_path / "odd.npz").exists()
         and replace(odd, video=MEDIA.video[:0]).save(tmp_path / "a.wav").exists()
     )
+    assert replace(odd, video=None).save(tmp_path / "b.wav").exists()
+    assert replace(odd, audio=None).save(tmp_path / "c.npz", audio=False).exists()
     for audio, faults in ((True, 1), (False, 0)):
         path = replace(MEDIA, audio=broken).save(tmp_path / f"{audio}.mp4", audio=audio)
         assert len(json.loads(path.with_suffix(".json").read_text())["faults"]) == faults

@@ -100,8 +100,9 @@ def test_transparency_is_laid_over_white(tmp_path: Path, kind: str, alpha: int):
 
 
 def test_every_kind_of_transparency(tmp_path: Path):
-    grey = saved(Image.new("LA", (4, 4), (40, 128)), tmp_path / "la.png")
-    assert (grey.pixels == 147).all() and "over white" in grey.notes[0]
+    image = Image.new("LA", (4, 4), (40, 128))
+    for grey in (saved(image, tmp_path / "la.png"), read(image.convert("La"))):
+        assert (grey.pixels == 147).all() and "over white" in grey.notes[0]
     palette = Image.fromarray(np.array([[0, 1], [2, 1]], np.uint8), "P")
     palette.putpalette([255, 0, 0, 0, 255, 0, 0, 0, 255])
     for options in ({"transparency": 1}, {"transparency": bytes([255, 0, 255])}):
@@ -176,8 +177,23 @@ def test_profiles_are_converted_to_srgb(tmp_path: Path):
 def test_grey_and_ink_profiles(tmp_path: Path):
     white = b"XYZ " + struct.pack(">I3i", 0, 0xF6D6, 0x10000, 0xD32D)
     linear = profile(b"GRAY", {b"wtpt": white, b"kTRC": b"curv" + bytes(8)})
-    picture = saved(Image.new("L", (8, 8), 128), tmp_path / "a.png", icc_profile=linear)
-    assert np.abs(picture.pixels.astype(int) - 188).max() <= 1  # 1.055 * 0.502 ** (1 / 2.4) - 0.055
+    grey = Image.new("L", (8, 8), 128)
+    deep = Image.fromarray(np.full((8, 8), 128 * 257, np.uint16))
+    for image, options, expected in (
+        (grey, {}, 188),  # 1.055 * 0.502 ** (1 / 2.4) - 0.055
+        (grey, {"transparency": 5}, 188),
+        (deep, {}, 188),
+        (Image.new("LA", (8, 8), (128, 255)), {}, 188),
+        (Image.new("LA", (8, 8), (128, 51)), {}, 242),  # a fifth over white
+        (Image.new("1", (8, 8), 0), {"transparency": 0}, 255),
+    ):
+        picture = saved(image, tmp_path / "a.png", icc_profile=linear, **options)
+        assert np.abs(picture.pixels.astype(int) - expected).max() <= 1
+        assert "colour profile is converted" in picture.notes[0]
+    for image, other, words in ((grey, SRGB, "for RGB and not for GRAY"), (deep, SRGB, "for RGB and not for GRAY"),
+                                (grey.convert("RGB"), linear, "for GRAY and not for RGB")):  # fmt: skip
+        picture = saved(image, tmp_path / "a.png", icc_profile=other)
+        assert (picture.pixels == 128).all() and f"{words}, so it is taken as sRGB" in picture.notes[0]
     # an ink table that sees black ink only: a plain reading would show cyan
     straight = bytes(range(256))
     lab = b"".join(bytes([0 if i & 1 else 255, 128, 128]) for i in range(16))

@@ -9,12 +9,15 @@ import shlex
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from interrupted import LATENTS, T2VA, interrupt, names
 from twinreel import Engine, EngineConfig, OutputOptions, RequestError, cli
-from twinreel.output.placing import drop_latents, give_name, hold
+from twinreel import finish as finishing
+from twinreel.output.placing import drop_latents, give_name, hold, place_output
+from twinreel.unfinished import unfinished
 from twinreel.watch import Event
 
 
@@ -130,6 +133,49 @@ def test_a_model_given_as_a_path_is_named_in_the_command(second: Engine, tiny_al
     assert f"--model {tiny_all}" in interrupt(second, tmp_path).__notes__[0]
 
 
+@pytest.fixture
+def full_beside(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder `acme` with no room for latents; the one for temporary files has those of another run."""
+    for name in ("acme", "tmp"):
+        (tmp_path / name).mkdir()
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "tmp"))
+    (tmp_path / "tmp" / LATENTS).write_bytes(b"another run's")
+    save = finishing.save_latents
+
+    def full(path: Path, *args: Any) -> Any:
+        if path.parent == tmp_path / "acme":
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return save(path, *args)
+
+    monkeypatch.setattr(finishing, "save_latents", full)
+    return tmp_path / "acme"
+
+
+def test_latents_in_the_folder_for_temporary_files_take_nobodys_place(engine: Engine, full_beside: Path):
+    """They leave nothing there after success, and a private report does not say where the output lies."""
+    temporary = full_beside.parent / "tmp"
+    engine.render(T2VA, full_beside / "a.mp4", OutputOptions(private=True))
+    assert names(temporary) == [LATENTS] and "acme" not in (full_beside / "a.json").read_text()
+    interrupt(engine, full_beside, overwrite=True)
+    assert (temporary / LATENTS).read_bytes() == b"another run's"
+    assert names(temporary) == ["a-2.latents.safetensors", LATENTS]
+
+
+def test_a_report_whose_name_is_taken_is_told(engine: Engine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    write = finishing.write_report
+
+    def late(path: Path, *args: Any, **more: Any) -> Path:
+        (tmp_path / "a.json").write_text("mine")
+        return write(path, *args, **more)
+
+    monkeypatch.setattr(finishing, "write_report", late)
+    report = engine.render(T2VA, tmp_path / "a.wav")
+    assert report["warnings"] == [
+        f"report: {tmp_path / 'a.json'} was taken while this was made; it is {tmp_path / 'a-2.json'}"
+    ]
+    assert (tmp_path / "a.json").read_text() == "mine" and names(tmp_path) == ["a-2.json", "a.json", "a.wav"]
+
+
 @pytest.mark.parametrize("links", [True, False])
 @pytest.mark.parametrize("there", [None, "file", "link"])
 def test_a_name_is_given_once(tmp_path: Path, links: bool, there: str | None, monkeypatch: pytest.MonkeyPatch):
@@ -150,6 +196,56 @@ def test_a_name_is_given_once(tmp_path: Path, links: bool, there: str | None, mo
     with pytest.raises(FileExistsError):
         give_name(new, target)
     assert target.read_text() == "old" if there == "file" else os.readlink(target) == "nowhere"
+
+
+def test_a_name_that_could_not_be_given_is_free_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    def refuse(*names: object) -> None:
+        raise OSError(errno.EIO, "Input/output error")
+
+    for name in ("link", "replace"):
+        monkeypatch.setattr(os, name, refuse)
+    (tmp_path / "new").write_text("new")
+    with pytest.raises(OSError, match="Input/output"):
+        give_name(tmp_path / "new", tmp_path / "a.mp4")
+    assert names(tmp_path) == ["new"]
+
+
+@pytest.mark.parametrize(
+    ("before", "faster", "left"),
+    [
+        ("old", "retake", {"shots": "theirs", "shots-2": "old", "shots-3": "mine"}),
+        ("old", "set aside", {"shots": "mine"}),
+        (None, "retake", {"shots": "theirs", "shots-2": "mine"}),
+        ("old", None, {"shots": "mine"}),
+    ],
+)
+def test_two_runs_that_replace_one_folder_of_frames(
+    tmp_path: Path, before: str | None, faster: str | None, left: dict[str, str], monkeypatch: pytest.MonkeyPatch
+):
+    """Another run takes the name, or sets its folder aside, just before this one does."""
+    rename, shots = os.rename, tmp_path / "shots"
+
+    def frames(folder: Path, text: str) -> None:
+        folder.mkdir()
+        (folder / "frame-00000.png").write_text(text)
+
+    def race(old: Path, new: Path) -> None:
+        if faster == "set aside" and old == shots:
+            monkeypatch.setattr(os, "rename", rename)
+            rename(shots, tmp_path / "aside")
+        if faster == "retake" and old.suffix == ".part":
+            monkeypatch.setattr(os, "rename", rename)
+            frames(shots, "theirs")
+        rename(old, new)
+
+    if before:
+        frames(shots, before)
+    monkeypatch.setattr(os, "rename", race)
+    with unfinished(shots) as temporary:
+        frames(temporary, "mine")
+        placed = place_output(temporary, shots, overwrite=True)
+    found = {path.name: (path / "frame-00000.png").read_text() for path in tmp_path.iterdir() if path.name != "aside"}
+    assert found == left and found[placed.name] == "mine"
 
 
 def test_latents_in_use_are_not_dropped(tmp_path: Path):

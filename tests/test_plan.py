@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -174,6 +175,13 @@ def test_the_only_sound_sets_the_duration() -> None:
     assert plan.frames == 192 and plan.conditions[1].audio_latents == 320
     with pytest.raises(RequestError, match=r"^duration"):
         make_plan(request, SPEC, [picture(100, 100), silence(2.0)])
+    # a soundtrack that was cut where reading ends is longer than it looks
+    whole, cut = (replace(silence(15.0, 32000), cut=cut) for cut in (False, True))
+    only = Request("a", references=(Reference("video", "x"),))
+    assert make_plan(only, SPEC, [clip(100, sound=whole)]).asked_seconds == 15.0
+    with pytest.raises(RequestError, match=r"^duration: .* goes on after 15.00 s; .* so give a duration"):
+        make_plan(only, SPEC, [clip(100, sound=cut)])
+    assert make_plan(replace(only, duration=5), SPEC, [clip(100, sound=cut)]).frames == 124
     # our own longest sound is 15.075 s
     assert make_plan(request, SPEC, [picture(100, 100), silence(15.075, 32000)]).frames == 362
     two = Request("a", references=(*request.references, Reference("audio", "z")))

@@ -23,9 +23,8 @@ from twinreel.engine import Engine
 from twinreel.errors import CheckpointError, ConfigError, RequestError, TwinreelError
 from twinreel.layout import build_layout
 from twinreel.machine import Memory, cuda_memory, host_memory
-from twinreel.media.read import prepare
+from twinreel.media.read import prepare, read_sources
 from twinreel.parts import Parts
-from twinreel.pipeline import read_sources
 from twinreel.plan import make_plan
 from twinreel.planner import in_words, plan_request, verdict
 from twinreel.presentation import present

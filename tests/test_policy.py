@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from mixture import decibels, make
 from mixture import run as sample
+from op_cases import euler
 from tiny import tiny_spec
 from twinreel.calibration import PROFILE_SCHEMA
 from twinreel.errors import RequestError
@@ -22,7 +23,7 @@ from twinreel.policy import EveryStep, Update
 from twinreel.policy_options import PRESETS, Adaptive, Calibrate, Forecast, Plain, Reuse, format_policy, parse_policy
 from twinreel.request import Request, check_request
 from twinreel.request_json import request_from_json, request_to_json
-from twinreel.schedule import euler, make_sigmas
+from twinreel.schedule import make_sigmas
 
 ROWS = Rows(torch.ones(2, 3), torch.zeros(1, 2))
 OTHER = Rows(torch.zeros(2, 3), torch.ones(1, 2))

@@ -43,8 +43,44 @@ def test_both_layouts_quantize_alike(tiny_original: Path, tiny_diffusers: Path, 
     facts = quantize(tiny_diffusers, tmp_path / "made", 0, print)
     component = {"transformer": facts["transformers"][0], "transformer_ref": facts["transformers"][1]}
     assert same_weights(ours, dit_of(engine(tiny_diffusers, ALL, components=component)))
-    assert "left where it is" in facts["shared"] and "--component transformer=" in facts["use"]
+    assert "left where it is" in facts["shared"]
     verify(tiny_diffusers, components=component)
+
+
+@pytest.mark.parametrize(
+    ("slots", "shifts"),
+    [(("transformer", "transformer_ref"), (10, 2)), (("transformer_ref",), (12, 3)), (("transformer",), (10, 2))],
+)
+def test_a_diffusers_root_runs_as_told(
+    diffusers: Path, tmp_path: Path, slots: tuple[str, ...], shifts: tuple[float, float]
+) -> None:
+    for slot in {"transformer", "transformer_ref"} - set(slots):
+        shutil.rmtree(diffusers / slot)
+    for name, shift in zip(("scheduler", "audio_scheduler"), shifts, strict=True):
+        (diffusers / name / "scheduler_config.json").write_text(json.dumps({"shift": shift}))
+    words = shlex.split(quantize(diffusers, tmp_path / "made", 0, print)["use"])
+    components = dict(word.split("=", 1) for word in words if word.startswith("transformer"))
+    assert tuple(components) == slots
+    spec, theirs = read_spec(locate(words[3], components)), read_spec(locate(diffusers))
+    assert replace(spec, dit=replace(spec.dit, fp8_edge=None)) == theirs and spec.world.shifts == shifts
+
+
+@pytest.mark.parametrize("when", ["before the end", "between"])
+def test_of_two_runs_of_one_target_one_is_refused(tiny_original: Path, tmp_path: Path, when: str) -> None:
+    """Each has a folder of its own, and one that was killed has left another."""
+    (tmp_path / "made.part").mkdir()
+    first: list[dict[str, Any]] = []
+
+    def tell(file: str) -> None:
+        if not first and ("Ref2VA" in file) == (when == "between"):
+            first.append({})
+            first[0] = quantize(tiny_original, tmp_path / "made", 0, lambda file: None)
+
+    with pytest.raises(RequestError, match="made was made by another run meanwhile"):
+        quantize(tiny_original, tmp_path / "made", 0, tell)
+    assert first[0]["path"] == str(tmp_path / "made")
+    verify(tmp_path / "made")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["made", "made.part"]
 
 
 def test_fewer_blocks_in_bf16_than_the_checkpoint_keeps(tmp_path: Path) -> None:
@@ -133,16 +169,21 @@ def test_what_is_not_written(tiny_original: Path, tiny_narrow: Path, tmp_path: P
     with pytest.raises(RequestError, match="exists; name a new folder"):
         quantize(tiny_original, tmp_path / "nowhere", 0, print)
     (tmp_path / "nowhere").unlink()
-    bad = tmp_path / "bad"
-    shutil.copytree(tiny_original, bad)
+    assert not list(tmp_path.iterdir())
 
-    def change(tensors: Any) -> None:
-        tensors["blocks.0.mlp.fc1.weight"][0, 0] = float("inf")
 
-    damage_weights(bad, change)
-    with pytest.raises(CheckpointError, match="holds values that are not finite"):
-        quantize(bad, tmp_path / "made", 0, print)
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["bad"], "whole or not at all"
+@pytest.mark.parametrize("name", ["blocks.0.mlp.fc1.weight", "blocks.0.norm1.weight", "rope.inv_freq"])
+@pytest.mark.parametrize("bad", [float("inf"), float("nan")])
+def test_values_that_are_not_finite(original: Path, tmp_path: Path, name: str, bad: float) -> None:
+    """In linears that become e4m3 and elsewhere."""
+    for file in (original / DIT).glob("*.safetensors"):
+        tensors = load_file(file)
+        if name in tensors:
+            tensors[name].view(-1)[0] = bad
+            save_file(tensors, file)
+    with pytest.raises(CheckpointError, match=f"{name}: holds values that are not finite"):
+        quantize(original, tmp_path / "made", 0, print)
+    assert [path.name for path in tmp_path.iterdir()] == ["original"], "whole or not at all"
 
 
 def test_shared_files_are_copies_that_may_be_edited(tiny_original: Path, tmp_path: Path) -> None:

@@ -29,6 +29,11 @@ class Answers(BaseHTTPRequestHandler):
             self.send_response(200)
             self.end_headers()
             self.wfile.write(b"pixels" * 1000)
+        elif self.path == "/half":
+            self.send_response(200)
+            self.send_header("Content-Length", "12000")
+            self.end_headers()
+            self.wfile.write(b"pixels" * 1000)
         else:
             self.send_error(404)
 
@@ -55,9 +60,16 @@ def test_addresses_become_files_that_do_not_stay(server: str) -> None:
         assert Path(local.keyframes[0].image).stat().st_size == 6000
 
 
-@pytest.mark.parametrize("path", ["/moved", "/absent"])
-def test_failures_name_the_field(server: str, path: str) -> None:
-    with pytest.raises(RequestError, match="cannot fetch") as caught:
+@pytest.mark.parametrize(
+    ("path", "words"),
+    [
+        ("/moved", "cannot fetch"),
+        ("/absent", "cannot fetch"),
+        ("/half", "broke off, 6,000 bytes are missing; try again"),
+    ],
+)
+def test_failures_name_the_field(server: str, path: str, words: str) -> None:
+    with pytest.raises(RequestError, match=words) as caught:
         with remote.fetched(Request("a", keyframes=(Keyframe(server + path),))):
             raise AssertionError("it was fetched")
     assert caught.value.field == "keyframes[0].image"

@@ -14,6 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from twinreel.errors import RequestError
+from twinreel.limits import ASPECTS
 from twinreel.request import Keyframe, Reference, Request, check_request, parse_aspect
 from twinreel.request_json import (
     json_place,
@@ -107,6 +108,10 @@ BAD = [
     (Request("a", references=(Reference("image", "https://a/x.png"),)), "references[0].source"),
     (Request("a", references=(Reference("video", "x", end=10**400),)), "references[0].end"),
     (Request("a", references=(Reference("video", "x", end=0),)), "references[0].end"),
+    *(
+        (Request("a", references=(IMAGE, Reference(kind, "x", *part))), "references[1].end")
+        for kind, part in (("video", (1, 1.01)), ("video_audio", (None, 1.97)), ("audio", (7.5, 9.47)))
+    ),
 ]
 
 
@@ -118,9 +123,24 @@ def test_refused_by_name(request_: Request, field: str) -> None:
 def test_messages_name_the_nearest_legal_value() -> None:
     assert "4" in refused(Request("a", duration=3.0), "duration")
     assert "768" in refused(Request("a", size=(1344, 760)), "size.height")
+    short = Request("a", references=(Reference("video", "x", 1.5, 1.51),))
+    assert "1.51 is 0.01 s after start 1.5; a clip lasts 2 to 15 s, the nearest is 3.5" in refused(
+        short, "references[0].end"
+    )
 
 
-@pytest.mark.parametrize("limit", [Request("a" * 7000), Request("日" * 7000), Request("a", steps=2, seed=2**63 - 1)])
+PARTS = ((0, 2), (None, 1.98), (1 / 3, 7 / 3), (1, 143 / 48), (2**0.5, 2**0.5 + 2), (5, None))
+
+
+@pytest.mark.parametrize(
+    "limit",
+    [
+        Request("a" * 7000),
+        Request("日" * 7000),
+        Request("a", steps=2, seed=2**63 - 1),
+        *(Request("a", references=(Reference("video", "x", *part),)) for part in PARTS),
+    ],
+)
 def test_the_limits_themselves_are_legal(limit: Request) -> None:
     check_request(limit, SPEC)
 
@@ -137,7 +157,7 @@ def test_a_task_the_weights_do_not_declare_is_refused() -> None:
 
 
 def test_aspects() -> None:
-    assert parse_aspect("21:9") == (21, 9)
+    assert {name: parse_aspect(name) for name in ASPECTS} == ASPECTS
     assert parse_aspect("2.39:1") == (2.39, 1.0)
 
 
@@ -168,6 +188,14 @@ def test_json_round_trip_reaches_every_field() -> None:
     changed = {f.name for f in fields(Request) if getattr(FULL, f.name) != getattr(Request("-"), f.name)}
     changed |= {f.name for f in fields(Request) if getattr(keyframes, f.name) != getattr(Request("-"), f.name)}
     assert changed == {f.name for f in fields(Request)}
+
+
+@pytest.mark.parametrize("scheme", ["data", "DATA", "Data"])
+def test_media_that_stand_in_an_address_are_not_repeated(scheme: str) -> None:
+    address = f"{scheme}:image/png;base64," + "A" * 100_000
+    request = Request("a", "fl2va", (Keyframe(address), Keyframe(f"{scheme}.png", -1)))
+    uris = [condition["uri"] for condition in request_to_json(request)["conditions"]]
+    assert uris == [f"data: ({len(address)} characters)", f"{scheme}.png"]
 
 
 def test_the_published_examples_parse() -> None:
@@ -315,14 +343,14 @@ def test_unknown_fields_are_pointed_at_the_nearest() -> None:
 
 
 def test_numbers_and_paths_of_other_libraries_are_pythons_own() -> None:
-    clip = Reference("video", "x", np.float32(1.5), np.int64(3))
+    clip = Reference("video", "x", np.float32(1.5), np.int64(4))
     made = Request("a", references=(clip,), duration=np.float32(4), steps=np.int16(5), seed=np.int64(3),
                    size=(np.int32(1344), np.int64(768)), shifts=[np.float64(12), Fraction(3)])  # type: ignore[arg-type]  # fmt: skip
     check_request(made, SPEC)
     assert request_to_json(made) == request_to_json(
         Request(
             "a",
-            references=(Reference("video", "x", 1.5, 3),),
+            references=(Reference("video", "x", 1.5, 4),),
             duration=4.0,
             steps=5,
             seed=3,

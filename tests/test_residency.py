@@ -26,9 +26,10 @@ from twinreel.ops import select
 from twinreel.parallel import Parallel
 from twinreel.parallel.attend import chunks
 from twinreel.planner import plan_request
-from twinreel.weights import load_into, locate, read_spec
+from twinreel.weights import locate, read_spec
 from twinreel.weights.keymap import LAYERS
 from twinreel.weights.layer_files import LayerFiles
+from twinreel.weights.stream import load_into
 
 CPU = torch.device("cpu")
 LAYER_COUNT = 5  # odd, and more than there are slots
@@ -234,6 +235,18 @@ def test_parts_that_wait_make_room_in_host_memory(run: Callable[..., tuple[Engin
     engine.parts._choose = lambda *_, **__: engine.parts._choice  # type: ignore[method-assign]
     assert engine.generate(REQUEST).report["sha256"] == first["sha256"]
     assert list(engine.parts._hosted) == ["dit:fl2va"]
+
+
+@pytest.mark.parametrize(("residency", "kept"), [("mapped", []), ("stages", []), ("conditioner", ["text_encoder"])])
+def test_layers_go_when_the_residency_does_not_use_them(
+    run: Callable[..., tuple[Engine, dict[str, object]]], residency: str, kept: list[str]
+) -> None:
+    engine, first = run(residency="layers")
+    assert len(engine.parts._hosted) == 3
+    engine.parts._asked = replace(engine.parts._asked, residency=residency)
+    report = engine.generate(REQUEST).report
+    assert report["memory"]["residency"] == residency and report["sha256"] == first["sha256"]
+    assert list(engine.parts._hosted) == kept
 
 
 @pytest.mark.parametrize("residency", RESIDENCIES)

@@ -7,9 +7,11 @@ import pytest
 import torch
 
 from twinreel.layout import build_layout
+from twinreel.limits import SHIFTS, STEPS
+from twinreel.ops import select
 from twinreel.plan import make_plan
 from twinreel.request import Keyframe, Request
-from twinreel.schedule import euler, make_grid, make_sigmas, step_timesteps
+from twinreel.schedule import factors, make_grid, make_sigmas, step_timesteps
 from twinreel.sources import Picture
 from twinreel.spec import Spec
 
@@ -64,14 +66,16 @@ def test_round_trips_that_are_not_exact() -> None:
 def test_euler_ends_on_the_denoised_estimate() -> None:
     grid = make_grid(50, 3.0)
     x, v = torch.randn(5, 7), torch.randn(5, 7)
-    assert torch.equal(euler(x, v, grid, 48), x + (1 - grid.times[48]) * v)
-    middle = euler(x, v, grid, 20)
-    assert middle.dtype == torch.float32 and not torch.equal(middle, x)
+    last, middle = torch.empty_like(x), torch.empty_like(x)
+    select().euler([(x, v, last, factors(grid, 48)), (x, v, middle, factors(grid, 20))])
+    assert torch.equal(last, x + (1 - grid.times[48]) * v)
+    assert not torch.equal(middle, x) and not torch.equal(middle, x + (1 - grid.times[20]) * v)
 
 
-def test_shifts_that_collapse_are_refused() -> None:
-    with pytest.raises(ValueError, match="calls"):
-        make_sigmas(1000, (1e9, 3.0))
+@pytest.mark.parametrize("shifts", [(SHIFTS.low, SHIFTS.high), (SHIFTS.high, SHIFTS.low)])
+@pytest.mark.parametrize("steps", [STEPS.low, STEPS.high])
+def test_no_points_fall_together_within_the_limits(steps: int, shifts: tuple[float, float]) -> None:
+    assert make_sigmas(int(steps), shifts).calls == steps - 1
 
 
 def test_row_timesteps() -> None:

@@ -120,6 +120,8 @@ def test_errors_are_the_same_as_at_home(client: Client, tmp_path: Path) -> None:
     assert caught.value.field == "duration"  # as at home; the JSON says target.duration_seconds
     with pytest.raises(RequestError, match="no file"):
         client.submit(Request("p", keyframes=(Keyframe("nowhere.png"),)))
+    with pytest.raises(RequestError, match="no address"):
+        client.submit(Request("p", keyframes=(Keyframe("file://[abc/x.png"),)))
     with pytest.raises(RequestError, match="text"):
         (tmp_path / "text.png").write_text("words")
         client.submit(Request("p", keyframes=(Keyframe(tmp_path / "text.png"),)))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import subprocess
+from contextlib import nullcontext
 from types import SimpleNamespace
 from typing import Any
 
@@ -10,7 +11,7 @@ import pytest
 import torch
 
 from twinreel.tools import timing
-from twinreel.tools.timing import card, measure
+from twinreel.tools.timing import card, kernels, measure
 
 SECOND = torch.device("cuda", 1)
 
@@ -68,3 +69,26 @@ def test_a_card_is_asked_for_by_its_uuid(
     monkeypatch.setattr(timing.subprocess, "run", run)
     assert card(SECOND) == {"device": "card of cuda:1"} | told
     assert asked == [f"--id=GPU-{UUID}"] * bool(facts)
+
+
+@pytest.mark.parametrize(
+    ("device", "told"),
+    [
+        ("cuda:1", [("_kernel", 3, 6.0, 0.75), ("copy", 1, 2.0, 0.25)]),
+        ("cpu", [("cudaDeviceSynchronize", 2, 9.0, 0.9), ("cuLaunchKernelEx", 3, 1.0, 0.1)]),
+    ],
+)
+def test_only_what_ran_on_the_device_is_a_kernel(
+    device: str, told: list[tuple[str, int, float, float]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    events = [
+        SimpleNamespace(key=key, count=count, self_device_time_total=there, self_cpu_time_total=here)
+        for key, count, there, here in (
+            ("cudaDeviceSynchronize", 2, 0, 9000), ("copy", 1, 2000, 0), ("_kernel", 3, 6000, 0),
+            ("cuLaunchKernelEx", 3, 0, 1000),
+        )
+    ]  # fmt: skip
+    seen = SimpleNamespace(key_averages=lambda: events)
+    monkeypatch.setattr(torch.profiler, "profile", lambda activities: nullcontext(seen))
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda device=None: None)
+    assert [tuple(row.values()) for row in kernels(lambda: None, torch.device(device))] == told

@@ -39,7 +39,7 @@ def test_the_boundaries_of_a_run(engine: Engine, traces: Path) -> None:
     assert manifest["schema"] == SCHEMA and manifest["engine"].startswith("twinreel ")
     names = [boundary["name"] for boundary in manifest["boundaries"]]
     assert names == [
-        "prompt", "layout", "sigmas", "text", "conditions", "noise", "velocity.0", "velocity.2", "velocity.4",
+        "prompt", "layout", "sigmas", "text", "noise", "velocity.0", "velocity.2", "velocity.4",
         "latents", "waveform", "frames.0", "frames.1",
     ]  # fmt: skip
     files = {boundary["name"]: load_file(traces / "a" / boundary["file"]) for boundary in manifest["boundaries"]}
@@ -55,6 +55,25 @@ def test_the_boundaries_of_a_run(engine: Engine, traces: Path) -> None:
     other = json.loads((traces / "other" / "manifest.json").read_text())
     steps = [boundary["name"] for boundary in other["boundaries"] if boundary["name"].startswith("velocity")]
     assert steps == [f"velocity.{step}" for step in range(5)]
+
+
+@pytest.mark.parametrize(
+    ("name", "tensors", "parts", "label"),
+    [
+        ("velocity", 1, 1, "velocity.0"),  # two steps are one call
+        ("velocity", 1, 3, "velocity.0"),
+        ("frames", 1, 0, "frames.0"),
+        ("noise", 1, 1, "noise"),
+        ("conditions", 0, 1, None),
+    ],
+)
+def test_names_depend_on_the_kind_and_what_is_empty_is_left_out(
+    tmp_path: Path, name: str, tensors: int, parts: int, label: str | None
+) -> None:
+    trace = Trace(tmp_path / "t")
+    trace(name, {f"x.{i}": torch.ones(3) for i in range(tensors)}, 0, parts)
+    assert [boundary["name"] for boundary in trace.boundaries] == ([label] if label else [])
+    assert [path.name for path in (tmp_path / "t").iterdir()] == ([f"000-{label}.safetensors"] if label else [])
 
 
 def test_equal_traces_and_the_first_difference(traces: Path, tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -20,7 +21,7 @@ from twinreel.tools import pareto
 from twinreel.tools.compare import compare_media
 from twinreel.tools.frozen import bell, clip, frozen_requests, hum, more_seeds, picture, short
 from twinreel.tools.setups import Setup, parse_setup
-from twinreel.tools.validate import read_requests, table, validate
+from twinreel.tools.validate import _figures, read_requests, table, validate
 from twinreel.tools.verdict import BOUNDS, summarise, verdict
 
 BY_NAME = {named.name: named for named in frozen_requests()}
@@ -105,10 +106,26 @@ def test_verdicts() -> None:
     assert BOUNDS["published"].least == {
         "video_psnr": 35.86, "video_ssim": 0.9646, "audio_cosine": 0.989, "audio_snr": 18.8,
     }  # fmt: skip
-    with pytest.raises(ConfigError, match="use strict, published"):
-        verdict(summarise([good]), "loose")
-    with pytest.raises(ConfigError, match="needs scikit-image"):
-        verdict(summarise([comparison(41, 31, ssim=None)]), "published")
+    # eight exact requests do not excuse the ninth
+    assert verdict(summarise([exact] * 8 + [comparison(36, 19, 0.90, 0.95)]), "published") == "apart"
+    assert verdict(summarise([comparison(41, 31, ssim=None)]), "published") == "apart"
+    assert verdict(summarise([comparison(41, 31, ssim=None)]), "strict") == "close"
+
+
+@pytest.mark.parametrize(
+    ("rows", "cells"),
+    [
+        ([comparison(40, 30, None)], ["40.00 (40.00)", "not measured", "30.00 (30.00)", "0.9900 (0.9900)"]),
+        ([comparison(None, 30)], ["exact", "exact", "30.00 (30.00)", "0.9900 (0.9900)"]),
+        ([comparison(40, None), comparison(50, None)], ["45.00 (40.00)", "0.9700 (0.9700)", "exact", "exact"]),
+    ],
+)
+def test_figures_without_a_mean_say_why(rows: list[dict], cells: list[str]) -> None:
+    point = {"costs": {"calls": 34.0}, "summary": summarise(rows), "warnings": []}
+    line = pareto.table({"points": {"reuse": point}, "left_out": {}}).splitlines()[-1]
+    assert line == f"| reuse | 34.0 | {' | '.join(cells)} |"
+    told = [words.split(" ", 1)[1].replace(" dB", "") for words in _figures(point["summary"]).split(", ")]
+    assert told == cells
 
 
 def test_matrix_on_tiny_weights(base: Setup) -> None:
@@ -271,6 +288,30 @@ def test_what_a_later_run_would_refuse_is_refused_before_the_first(
     changed = {name: value for name, value in test.items() if name != "engine"}
     with pytest.raises(TwinreelError, match=words):
         validate(base, replace(base, engine=engine, **changed), FEW, **more)
+
+
+def test_bounds_that_need_scikit_image_are_refused_where_it_is_absent(
+    base: Setup, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("twinreel.tools.validate.Runs", None)  # nothing is run
+    monkeypatch.setattr("twinreel.tools.verdict.find_spec", lambda name: None)
+    with pytest.raises(ConfigError, match="^bounds: published needs video_ssim, which needs scikit-image; pip install"):
+        validate(base, replace(base, policy="reuse"), FEW, bounds="published")
+
+
+def test_all_cells_of_the_matrix_are_checked_before_the_first_run(base: Setup, monkeypatch: pytest.MonkeyPatch) -> None:
+    checked: list[Setup] = []
+
+    def keep(setups: Sequence[Setup], requests: Any) -> None:
+        checked.extend(setups)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("twinreel.tools.validate.Runs", None)  # nothing is run
+    monkeypatch.setattr("twinreel.tools.validate.check_setups", keep)
+    other = replace(base.engine, residency="stages")
+    with pytest.raises(KeyboardInterrupt):
+        validate(base, Setup(other, "reuse", 5), FEW, matrix=True)
+    assert checked == [base, Setup(base.engine, "reuse", 5), Setup(other), Setup(other, "reuse", 5)]
 
 
 BODY = {"prompt": "The sea.", "target": {"duration_seconds": 0.9}}

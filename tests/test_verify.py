@@ -149,14 +149,15 @@ def test_a_manifest_that_is_none(model: Path, text: str) -> None:
 def test_a_manifest_that_cannot_be_written(
     model: Path, at: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    write, before = Path.write_text, sorted(model.rglob("*"))
+    name, before = {"beforehand": "write_bytes", "in the end": "write_text"}[at], sorted(model.rglob("*"))
+    write = getattr(Path, name)
 
-    def full(path: Path, text: str, **kwargs: Any) -> int:
-        if MANIFEST in path.name and (at == "beforehand" or text):
+    def full(path: Path, *args: Any, **kwargs: Any) -> int:
+        if MANIFEST in path.name:
             raise OSError(28, "No space left on device")
-        return write(path, text, **kwargs)
+        return write(path, *args, **kwargs)
 
-    monkeypatch.setattr(Path, "write_text", full)
+    monkeypatch.setattr(Path, name, full)
     assert cli.main(["verify", str(model), "--write-manifest"]) == (2 if at == "beforehand" else 1)
     out, err = capsys.readouterr()
     if at == "beforehand":
@@ -164,6 +165,32 @@ def test_a_manifest_that_cannot_be_written(
     else:
         assert "not written (No space left on device)" in out and "all values" in out
     assert sorted(model.rglob("*")) == before
+
+
+def test_a_manifest_that_was_written_meanwhile_stays(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    dump = json.dumps
+
+    def late(*args: Any, **kwargs: Any) -> str:
+        (model / MANIFEST).write_text("of another run")
+        return dump(*args, **kwargs)
+
+    monkeypatch.setattr(json, "dumps", late)
+    assert verify(model, write_manifest=True)["manifest"] == "not written (File exists)"
+    assert (model / MANIFEST).read_text() == "of another run"
+
+
+def test_the_manifest_has_all_that_is_read_of_a_diffusers_root(tiny_diffusers: Path, tmp_path: Path) -> None:
+    root = shutil.copytree(tiny_diffusers, tmp_path / "root")
+    verify(root, write_manifest=True)
+    listed = json.loads((root / MANIFEST).read_text())["files"]
+    every = {path.relative_to(root).as_posix() for path in root.rglob("*") if path.is_file() and path.name != MANIFEST}
+    assert set(listed) == every
+    shutil.copytree(root / "vae", tmp_path / "vae")
+    told = verify(root, components={"video_vae": tmp_path / "vae"})["manifest"]
+    assert told == f"matches {len(every) - 4} files, 4 more are listed and were not read"
+    (root / "audio_scheduler/scheduler_config.json").write_text('{"shift": 4.5}')
+    with pytest.raises(CheckpointError, match="audio_scheduler/scheduler_config.json: SHA-256"):
+        verify(root)
 
 
 def test_every_problem_is_collected_and_no_manifest_made(model: Path) -> None:

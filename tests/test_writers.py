@@ -19,7 +19,7 @@ from twinreel.errors import RequestError
 from twinreel.output import FORMATS, OutputOptions
 from twinreel.output.report import hash_frames, hash_waveform
 from twinreel.output.write import Media, write_media
-from twinreel.output.writers import Content, read_back
+from twinreel.output.writers import Content, container, read_back
 from twinreel.output.writers.container import whole_24
 
 CONTAINERS = (".mp4", ".mkv", ".webm")
@@ -183,6 +183,18 @@ def test_reading_back_finds_what_is_missing(tmp_path: Path, suffix: str):
             continue
         with pytest.raises(OSError, match="does not read back"):
             read_back(path, suffix, content)
+
+
+@pytest.mark.parametrize("dtype", [np.int16, np.float32])
+def test_lossless_sound_of_another_kind_is_not_as_written(tmp_path: Path, dtype: type, monkeypatch: pytest.MonkeyPatch):
+    path = write_media(tmp_path / "a.mkv", [FRAMES], SOUND, frames=22).path
+    content = Content([FRAMES], SOUND, OutputOptions(), expected=22)
+    assert len(list(content.pictures())) == 22
+    read_back(path, ".mkv", content)
+    decoded = container._decoded
+    monkeypatch.setattr(container, "_decoded", lambda path: (part.astype(dtype) for part in decoded(path)))
+    with pytest.raises(OSError, match="its lossless sound differs"):
+        read_back(path, ".mkv", content)
 
 
 def test_a_file_that_does_not_read_back_gets_no_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):

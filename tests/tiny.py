@@ -20,13 +20,20 @@ from twinreel.models.video_encoder import VideoEncoder
 from twinreel.ops import select
 from twinreel.parallel import Parallel
 from twinreel.spec import Spec
-from twinreel.weights import Checkpoint, load_into, read_spec
+from twinreel.weights import Checkpoint, read_spec
+from twinreel.weights.stream import load_into
 
-__all__ = ["BUILD", "load", "tiny_spec", "tiny_tensors", "write_tiny"]
+__all__ = ["BUILD", "build_dit", "load", "tiny_spec", "tiny_tensors", "write_tiny"]
 
 BF16 = torch.bfloat16
+
+
+def build_dit(spec: Spec, dtype: torch.dtype = BF16) -> nn.Module:
+    return DiT(spec.dit, select("reference", "cpu"), Parallel.single(), dtype)
+
+
 BUILD: dict[str, Callable[[Spec], nn.Module]] = {
-    "dit": lambda spec: DiT(spec.dit, select("reference", "cpu"), Parallel.single(), BF16),
+    "dit": build_dit,
     "modulation": lambda spec: LiveModulation(spec.dit, BF16),
     "text_encoder": lambda spec: TextEncoder(spec.text, BF16),
     "video_encoder": lambda spec: VideoEncoder(spec.video),

@@ -14,11 +14,12 @@ R = TypeVar("R")
 PATIENCE = 0.2  # seconds between two looks at whether the other thread still takes
 
 
-class _Left:
-    """The end of what is made, with the error that ended it."""
+class _End:
+    """The end of what is made: whether it has come, and the error that brought it."""
 
-    def __init__(self, error: BaseException | None) -> None:
-        self.error = error
+    def __init__(self) -> None:
+        self.come = False
+        self.error: BaseException | None = None
 
 
 def beside(
@@ -34,18 +35,26 @@ def beside(
     can clean up. Items that `consume` does not take are made all the same: other ranks may count on it. `rest` is a
     block around what is left to `consume` once the last item is made; what it raises at its beginning is raised there too.
     """
-    line = queue.Queue[T | _Left](ahead)
+    line, end = queue.Queue[T | _End](ahead), _End()
 
     def items() -> Iterator[T]:
-        while not isinstance(item := line.get(), _Left):
+        while True:
+            try:
+                item = line.get(timeout=PATIENCE)
+            except queue.Empty:
+                if not end.come or not line.empty():  # what was made before the end is in line by then
+                    continue
+                item = end
+            if isinstance(item, _End):
+                break
             yield item
-        if item.error is not None:
-            raise item.error
+        if end.error is not None:
+            raise end.error
 
     with ThreadPoolExecutor(1, "beside") as pool, ExitStack() as left:
         working = pool.submit(consume, items())
 
-        def offer(item: T | _Left) -> None:
+        def offer(item: T | _End) -> None:
             while not working.done():
                 try:
                     return line.put(item, timeout=PATIENCE)
@@ -60,7 +69,10 @@ def beside(
                     break
             else:
                 left.enter_context(rest or nullcontext())
+            offer(end)  # only so that nobody waits for the flag
             finished = True
         finally:
-            offer(_Left(None if finished else sys.exc_info()[1]))
+            if not finished:
+                end.error = sys.exc_info()[1]
+            end.come = True
         return working.result()

@@ -189,7 +189,12 @@ def generate(command: Generate) -> int:
         report = engine.render(request, command.output, output, watch, follow)
     code = tell(report, command.report)  # before the manifest, whose fault would hide it
     if trace is not None:
-        trace.finish(report)
+        try:
+            trace.finish(report)
+        except RequestError as error:
+            told = explain(error)
+            print(Complaint("the trace was not finished, the file was", told.why, told.remedy), file=sys.stderr)
+            return code or 1
     return code
 
 
@@ -314,12 +319,8 @@ def summary(report: dict[str, Any]) -> str:
 
     plan = report["plan"]
     spent = sum(record["seconds"] for record in report["stages"].values())
-    facts = [
-        content(report),
-        f"{plan['steps']} steps = {counted(plan['calls'], 'call')}" + skipped(report),
-        f"seed {plan['seed']}",
-        f"made in {spoken(spent)}",
-    ]
+    calls = f"{plan['steps']} steps = {counted(plan['calls'], 'call')}{skipped(report)}"
+    facts = [content(report), calls, f"seed {plan['seed']}", f"made in {spoken(spent)}"]
     return f"{report['path']}: {', '.join(facts)}"
 
 

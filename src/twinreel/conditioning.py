@@ -11,6 +11,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, is_dataclass
 from typing import TYPE_CHECKING, Any, Protocol
+from weakref import WeakKeyDictionary
 
 import numpy as np
 import torch
@@ -59,7 +60,7 @@ class ConditionCache:
     def __init__(self, limit: int) -> None:
         self.limit, self.size = limit, 0
         self._values: OrderedDict[str, Tensor] = OrderedDict()
-        self._versions: dict[str, str] = {}
+        self._versions: WeakKeyDictionary[Parts, dict[str, str]] = WeakKeyDictionary()
 
     def __len__(self) -> int:
         return len(self._values)
@@ -93,11 +94,12 @@ class ConditionCache:
         return sha.hexdigest()
 
     def _version(self, part: str, parts: Parts) -> str:
-        if part not in self._versions:
+        versions = self._versions.setdefault(parts, {})  # weights are sampled once, and each engine has its own
+        if part not in versions:
             choices = parts.choices
             bits = (str(choices.device), choices.dtype, choices.vae_encode, choices.ops.name, choices.threads)
-            self._versions[part] = f"{parts.weights.version(part)} {bits} {torch.__version__}"
-        return self._versions[part]
+            versions[part] = f"{parts.weights.version(part)} {bits} {torch.__version__}"
+        return versions[part]
 
 
 def absorb(sha: Any, value: Any) -> None:

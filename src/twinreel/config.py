@@ -82,8 +82,8 @@ class EngineConfig:
         ops: name of the ops table: `reference` (plain PyTorch), `triton`, or `auto`: `triton` where it can run.
         attention: `fa3`, `fa4`, `cudnn`, `flash`, `sdpa`, `math`, or `auto`: the fastest that works on this device.
         adaln: `live` keeps the projections that turn timesteps into modulation (two fifths of the DiT) loaded;
-            `precompute` reads them once for each schedule and keeps tables, same bits; `auto` is `precompute` where
-            parts leave the device between stages, otherwise `live`.
+            `precompute` reads them once for each schedule and keeps tables, same bits; `auto` is `live` where nothing
+            bounds memory (a CPU without `host_memory`) and where residency `all` fits so, otherwise `precompute`.
         threads: CPU threads; None keeps PyTorch's own count. More or fewer threads may change bits.
         gpus: ranks, one process a GPU (with `device="cpu"` that many processes on it); it must divide the DiT's heads.
             None is as many as the launcher (torchrun) started, without one 1.

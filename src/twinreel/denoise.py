@@ -10,7 +10,7 @@ from torch import Tensor
 from .layout import PackedLayout
 from .noise import Rows
 from .policy import StepPolicy
-from .schedule import Factors, Sigmas, factors, moved
+from .schedule import Factors, Sigmas, factors
 
 VelocityAt = Callable[[int, Rows], Rows]
 Vote = Callable[[int, Rows], None]
@@ -26,20 +26,20 @@ def denoise(
     policy: StepPolicy,
     vote: Vote,
     *,
-    move: Euler | None = None,
+    move: Euler,
 ) -> Rows:
     """Run every step; returns the final rows (same shapes, fp32, condition rows untouched).
 
     `velocity_at(step, rows)` is the model: velocities shaped like the rows. `vote(step, velocity)` is the one point of
     a step where all ranks agree to go on: it raises on cancel and on values that are not finite. `move` updates both
-    modalities at once, `move_plainly` when it is left out. The loop writes to rows of its own, the same in every step.
+    modalities at once. The loop writes to rows of its own, the same in every step.
     """
     steps = [(factors(sigmas.video, step), factors(sigmas.audio, step)) for step in range(sigmas.calls)]
     rows = Rows(rows.video.clone(), rows.audio.clone())
     for step in range(sigmas.calls):
         update = policy.update(step, rows, partial(velocity_at, step, rows))
         vote(step, update.velocity)
-        advance(update.corrected(rows), update.velocity, rows, steps[step], layout, move or move_plainly)
+        advance(update.corrected(rows), update.velocity, rows, steps[step], layout, move)
     return rows
 
 
@@ -50,9 +50,3 @@ def advance(
     first = layout.condition_video, layout.condition_audio
     pairs = zip(vars(rows).values(), vars(velocity).values(), vars(out).values(), first, steps, strict=True)
     move([(x[start:], v[start:], to[start:], values) for x, v, to, start, values in pairs])
-
-
-def move_plainly(streams: Sequence[tuple[Tensor, Tensor, Tensor, Factors]]) -> None:
-    """`schedule.moved` of each stream."""
-    for x, velocity, out, values in streams:
-        out.copy_(moved(x, velocity, values))

@@ -19,7 +19,10 @@ from .machine import Card, cuda_memory
 PARTS: Mapping[str, tuple[tuple[str, ...], str]] = {
     "triton": (("triton",), "no --ops triton; plain PyTorch gives the same results with more passes over memory"),
     "fa3 (extra hopper)": (("fa3_fwd_interface",), "on H100 and H200 attention goes through cuDNN, which is slower"),
-    "scikit-image (extra quality)": (("skimage",), "compare and validate leave SSIM out, or need --no-ssim"),
+    "scikit-image (extra quality)": (
+        ("skimage",),
+        "compare and validate leave SSIM out, and no validate --bounds published",
+    ),
     "server (extra serve)": (
         ("fastapi", "uvicorn", "prometheus_client", "python_multipart"),
         "no twinreel serve; generate --server works",

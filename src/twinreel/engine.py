@@ -59,7 +59,7 @@ class Engine:
         if weights is None:
             weights = StoredWeights(locate(model_folder(self.config), self.config.components))
         self.weights, self.spec = weights, weights.spec
-        check_weights(self.config.precision, self.spec.dit, self.config.residency)
+        check_weights(self.config.precision, self.spec.dit)
         self._turn = Turn()
         self._cancel = threading.Event()
         self._ranks: Ranks | None = None

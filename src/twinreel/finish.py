@@ -24,7 +24,7 @@ from .output import OutputOptions, is_taken, latents_path, sidecar_path
 from .output.latents import Latents, save_latents
 from .output.placing import drop_latents, hold, numbered
 from .output.report import without_private, write_report
-from .output.write import Written, write_media
+from .output.write import Written, has_picture, write_media
 from .parts import Parts
 from .watch import Stages
 
@@ -84,11 +84,14 @@ class Keeping:
             self._held = _in_use(self.path)
             self.ending.kept(self._told())
             return self
-        for place, save in ((self.ending.target.parent, self._beside), (Path(tempfile.gettempdir()), self._elsewhere)):
+        for place, save in (
+            ("beside the output", self._beside),
+            ("in the folder for temporary files", self._elsewhere),
+        ):
             try:
                 save()
-            except OSError as error:
-                self.fault = f"latents: not kept in {place} ({error.strerror or error})"
+            except OSError as error:  # a report that is private names no folder
+                self.fault = f"latents: not kept {place} ({error.strerror or error})"
             else:
                 self.ending.kept(self._told())
                 break
@@ -165,11 +168,11 @@ class Keeping:
                 continue
 
     def _elsewhere(self) -> None:
-        path = Path(tempfile.gettempdir()) / latents_path(self.ending.target).name
-        try:
-            self._save(path)
-        except FileExistsError:  # of another run, and nobody said that it may go
-            self._save(Path(tempfile.mkdtemp(prefix="twinreel-")) / path.name)
+        for target in numbered(Path(tempfile.gettempdir()) / self.ending.target.name):
+            try:
+                return self._save(latents_path(target))
+            except FileExistsError:  # of another run, and nobody said that it may go
+                continue
 
     def _save(self, path: Path) -> None:
         ending, private = self.ending, self.ending.output.private
@@ -201,8 +204,9 @@ def finish(latents: Latents, parts: Parts, stages: Stages, ending: Ending) -> di
     """Keep `latents`, decode them into the file, read it back, write its report, let the latents go.
 
     Returns the report: `faults` lists what is wrong with a file that was written all the same; then the latents stay
-    and `latents` says where. Its `path` is not the target, and `warnings` say so, where that was taken meanwhile. Raises
-    what decoding and writing raise, with a note that names latents and command.
+    and `latents` says where, if anywhere. Its `path` is not the target, and `warnings` say so, where that was taken
+    meanwhile; so they do of the report's own name. Raises what decoding and writing raise, with a note that names latents
+    and command.
     """
     target, output = ending.target, ending.output
     with Keeping(latents, parts, stages, ending) as keeping:
@@ -214,23 +218,19 @@ def finish(latents: Latents, parts: Parts, stages: Stages, ending: Ending) -> di
         report |= {**written.facts(output), "path": str(path)}
         moved = f"output: {target} was taken while this was made; it is {path}" if path != target else None
         _warn(report, keeping.fault, moved)
-        if written.faults:
+        if written.faults and keeping.path is not None:
             keeping.keep = True
             report["latents"] = str(keeping.path)
         told = without_private(report, (str(target), str(path), str(keeping.path))) if output.private else report
-        write_report(path, told, overwrite=output.overwrite and path == target)
-    _warn(report, keeping.left)
+        usual, made = sidecar_path(path), write_report(path, told, overwrite=output.overwrite and path == target)
+    moved = f"report: {usual} was taken while this was made; it is {made}" if made != usual else None
+    _warn(report, moved, keeping.left)
     return report
 
 
 def _warn(report: dict[str, Any], *warnings: str | None) -> None:
     if found := [warning for warning in warnings if warning]:
         report["warnings"] = [*report.get("warnings", ()), *found]
-
-
-def has_picture(target: Path) -> bool:
-    """Whether a file of that name holds frames."""
-    return target.suffix.lower() != ".wav"
 
 
 def _write(latents: Latents, parts: Parts, stages: Stages, ending: Ending) -> Written:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
+from fractions import Fraction
 from typing import Any
 
 from .errors import RequestError
@@ -119,7 +120,12 @@ def clip_frames(spec: Spec) -> Range:
     return Range(round(limit.low * FPS), aligned_frames(round(limit.high * FPS), spec.video), "frames", whole=True)
 
 
-def in_frames(seconds: float) -> int:
+def typed(seconds: float) -> Fraction:
+    """A time as the person typed it, and not its nearest float."""
+    return Fraction(seconds).limit_denominator(1_000_000)
+
+
+def in_frames(seconds: float | Fraction) -> int:
     """`seconds` in 24ths of a second, halves up, as frames are put on their slots."""
     return math.floor(seconds * FPS + 0.5)
 
@@ -149,13 +155,14 @@ def check_choice(field: str, value: Any, allowed: tuple[Any, ...]) -> None:
         raise RequestError(field, f"got {shown(value)}; use {', '.join(map(str, allowed))}")
 
 
-def check_ratio(field: str, width: float, height: float) -> None:
-    """Refuse a shape outside 1:4 to 4:1."""
+def check_ratio(field: str, width: float, height: float, size: str = "") -> None:
+    """Refuse a shape outside 1:4 to 4:1. `size`: words for what has it, where they are not `width` x `height`."""
     for (wide, high), sign in ((NARROWEST, 1), (WIDEST, -1)):
         if (width * high - height * wide) * sign < 0:
             raise RequestError(
                 field,
-                f"{width:g}x{height:g} is {width / height:.3g}:1; ratios are {RATIOS}, the nearest is {wide}:{high}",
+                f"{size or f'{width:g}x{height:g}'} is {width / height:.3g}:1; ratios are {RATIOS}, "
+                f"the nearest is {wide}:{high}",
             )
 
 

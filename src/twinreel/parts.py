@@ -94,6 +94,7 @@ class Parts:
             rows[segment.kind] += segment.rows
         before, self._choice = self._choice, self._choose(plan, rows, admitted=True)
         self._fetched = {}
+        self._make_room(plan.partition)
         kept = partitions_kept(self.residency, plan.partition, self.spec)
 
         def stays(name: str) -> bool:
@@ -104,6 +105,16 @@ class Parts:
         staying = [name for name in self._modules if stays(name)]
         if len(staying) < len(self._modules):
             self.keep_only(*staying)
+
+    def _make_room(self, partition: str) -> None:
+        """Let layers go that the residency does not use, and tables that the choice has no room for."""
+        mode, (device, host) = self.mode, self._choice.spare
+        for name in [name for name in self._hosted if mode.mapped or not mode.streams(name)]:
+            del self._hosted[name]
+        # tables of other partitions get what is left
+        for name in sorted(self._tables, key=lambda name: name != f"modulation:{partition}"):
+            there, everywhere = self._tables[name].make_room(device, host)
+            device, host = device - there, host - everywhere
 
     def memory(self) -> dict[str, Any]:
         """For the report: what was chosen and why, and the layers that were brought to the device, by part."""
@@ -186,14 +197,15 @@ class Parts:
             module = self._build(name)
         if self.mode.streams(name):
             return self._streamed(name, module)
-        module = self.weights.load(module, name, self.choices.device)
-        fp8 = self.choices.fp8
+        device, fp8 = self.choices.device, self.choices.fp8
         if isinstance(module, DiT) and fp8 is not None and fp8.steps:
             with torch.device("meta"):
                 wide = DiT(self.spec.dit, self.choices.ops, self.parallel, self.choices.dtype)
-            self.weights.load(wide, name, self.choices.device)
-            return Stepwise(module, wide, fp8.steps)
-        return self._stored(module)
+            self.weights.load(wide, name, device)
+            both = Stepwise(module, wide, fp8.steps)
+            self.weights.load(module, name, device, both.shared)
+            return both
+        return self._stored(self.weights.load(module, name, device))
 
     def _stored(self, module: nn.Module) -> Any:
         """The conditioner with its weights spread over ranks, where they are to be."""
@@ -263,6 +275,7 @@ class Parts:
                 return Staged(shelves, read, self.choices.device)
             for other in [other for other in self._hosted if other not in self._modules]:
                 idle = sum(hosted.nbytes for part, hosted in self._hosted.items() if part not in self._modules)
+                idle += sum(tables.nbytes for tables in self._tables.values())
                 if self._free.host is not None and (self._choice.host_with[name] + idle) * NEAR > self._free.host:
                     del self._hosted[other]
             self._hosted[name] = Hosted(shelves, read, self.choices.device)

@@ -15,11 +15,9 @@ from .calibration import identity
 from .conditioning import Wanted
 from .config import set_flags
 from .denoise import VelocityAt, Vote, denoise
-from .errors import RequestError
 from .layout import PackedLayout, Shard, build_layout, shard, shard_sizes, unpatchify
-from .limits import clip_frames
 from .media.pixels import normalise
-from .media.read import prepare, read_source
+from .media.read import Tell, prepare, read_sources
 from .media.remote import fetched
 from .models.dit import DiT, make_row_state
 from .models.modulation import Modulation, StepRows, step_rows
@@ -32,13 +30,11 @@ from .policies import Setting, make_policy
 from .policy import StepPolicy
 from .policy_options import parse_policy
 from .presentation import Prompt, present, vision_patches
-from .request import Keyframe, Reference, Request, check_request
+from .request import Request, check_request
 from .schedule import Sigmas, make_sigmas, step_timesteps
-from .sources import Prepared, Source
+from .sources import Prepared
 from .spec import AUDIO_CHANNELS, Spec
 from .watch import Stages
-
-Tell = Callable[[int, int, str], None]  # done, of how many, what: `Stages.tell`
 
 
 @dataclass(frozen=True)
@@ -115,30 +111,7 @@ def settle(
         planned(plan)
     inputs = prepare(plan, sources)
     prompt = present(plan, inputs, parts.tokenizer, spec)
-    return Settled(plan, inputs, prompt, build_layout(plan, prompt.tags, spec), plan_sigmas(plan))
-
-
-def read_sources(request: Request, spec: Spec, tell: Tell | None = None) -> tuple[Source, ...]:
-    """The request's media in order, keyframes before references; `tell` hears of each. RequestError names the field."""
-    items: list[tuple[str, Keyframe | Reference]] = [(f"keyframes[{i}]", k) for i, k in enumerate(request.keyframes)]
-    items += [(f"references[{i}]", item) for i, item in enumerate(request.references)]
-    most = int(clip_frames(spec).high)
-    sources: list[Source] = []
-    for i, (where, item) in enumerate(items):
-        if tell is not None:
-            tell(i, len(items), where)
-        sources.append(read_source(item, spec, most, where))
-    if tell is not None and items:
-        tell(len(items), len(items), items[-1][0])
-    return tuple(sources)
-
-
-def plan_sigmas(plan: Plan) -> Sigmas:
-    """The plan's two sigma grids; shifts that leave the streams different numbers of calls are a RequestError."""
-    try:
-        return make_sigmas(plan.steps, plan.shifts)
-    except ValueError as error:
-        raise RequestError("shifts", str(error)) from None
+    return Settled(plan, inputs, prompt, build_layout(plan, prompt.tags, spec), make_sigmas(plan.steps, plan.shifts))
 
 
 def policy_setting(settled: Settled, part: Shard, parts: Parts) -> Setting:

@@ -260,12 +260,11 @@ def _seconds(request: Request, spec: Spec, sources: Sequence[Any]) -> tuple[floa
         return float(request.duration), []
     sounds = [sound for sound in map(_sound_of, sources) if sound is not None]
     if request.references and len(sounds) == 1:
-        seconds = sounds[0].samples.shape[1] / sounds[0].rate
-        if seconds < world.min_seconds or limits.in_frames(seconds) > max_frames(spec):
+        seconds, cut = sounds[0].seconds, sounds[0].cut
+        if cut or seconds < world.min_seconds or limits.in_frames(seconds) > max_frames(spec):
+            lasts = f"was not given and the only sound {'goes on after' if cut else 'lasts'} {seconds:.2f} s"
             raise RequestError(
-                "duration",
-                f"was not given and the only sound lasts {seconds:.2f} s; this model's limit is {limits.durations(world)}, "
-                "so give a duration",
+                "duration", f"{lasts}; this model's limit is {limits.durations(world)}, so give a duration"
             )
         return seconds, [f"duration: not given, {seconds:.3f} s taken from the only sound"]
     seconds = min(max(limits.DEFAULT_SECONDS, world.min_seconds), world.max_seconds)

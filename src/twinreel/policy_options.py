@@ -42,10 +42,10 @@ class Reuse:
 class Forecast:
     """Skipped steps move by a forecast; the next computed call corrects them.
 
-    The first `head` (a ratio of the calls, at least two) and the last `tail` calls are computed. Between them runs of
-    skipped steps of the lengths `pattern`, again and again, are each followed by one computed step. A forecast is the
-    polynomial of degree `order` in a modality's own sigma through the last computed velocities; what it is corrected by
-    is that of degree `correct` (0: no correction) through the next one and those before it.
+    The first `head` (a ratio of the calls, at least `order` + 1 of them) and the last `tail` calls are computed. Between
+    them runs of skipped steps of the lengths `pattern`, again and again, are each followed by one computed step. A
+    forecast is the polynomial of degree `order` in a modality's own sigma through the last computed velocities; what it
+    is corrected by is that of degree `correct` (0: no correction) through the next one and those before it.
     """
 
     pattern: tuple[int, ...] = (1, 2)

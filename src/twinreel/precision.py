@@ -80,8 +80,8 @@ def _check_fp8(fp8: Fp8, layers: int, stored: int | None) -> None:
         )
 
 
-def check_weights(precision: str, dit: DiTSpec, residency: str = "auto") -> None:
-    """Whether weights as they are stored can run in a precision and a residency. Raises ConfigError."""
+def check_weights(precision: str, dit: DiTSpec) -> None:
+    """Whether weights as they are stored can run in a precision. Raises ConfigError."""
     name, fp8 = parse_precision(precision)
     if fp8 is not None:
         _check_fp8(fp8, dit.layers, dit.fp8_edge)
@@ -90,11 +90,6 @@ def check_weights(precision: str, dit: DiTSpec, residency: str = "auto") -> None
         if odd:
             raise ConfigError(
                 f"precision: fp8: needs sizes in multiples of {ALIGNED}, this DiT has {', '.join(odd)}; use bf16"
-            )
-        if residency == "mapped" and dit.fp8_edge is None:
-            raise ConfigError(
-                "residency: mapped reads each layer in every step, and quantizing it as often would take longer than "
-                "bf16; use weights that twinreel quantize wrote, or layers"
             )
     elif dit.fp8_edge is not None:
         raise ConfigError(

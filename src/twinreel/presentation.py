@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Literal
 import numpy as np
 
 from .errors import RequestError
+from .plan import condition_labels
 from .sources import Prepared
 from .spec import FPS, TAG_TEXT, TAG_VIDEO, ProcessorSpec, Spec
 from .weights.tokenizer import Tokenizer
@@ -75,22 +76,16 @@ def count_tokens(plan: Plan, tokenizer: Tokenizer, spec: Spec) -> int:
 def _lay_out(plan: Plan, inputs: Sequence[Prepared], tokenizer: Tokenizer, spec: Spec) -> tuple[_Page, list[Vision]]:
     assert len(inputs) == len(plan.conditions), "one prepared input a condition"
     page = _Page(tokenizer, spec)
-    counts = {"Audio": 0, "Picture": 0, "Video": 0}
-
-    def label(name: str) -> None:
-        counts[name] += 1
-        page.text(f"<{name} {counts[name]}>: ")
-
     visions = []
-    for condition, prepared in zip(plan.conditions, inputs, strict=True):
-        if condition.samples:
-            label("Audio")  # before the video it belongs to; no waveform enters the conditioner
+    labels = condition_labels(plan.conditions)
+    for condition, (_, names), prepared in zip(plan.conditions, labels, inputs, strict=True):
+        for name in names:  # a sound's before its video's; no waveform enters the conditioner
+            page.text(f"<{name}>: ")
         if condition.kind == "audio":
             continue
         assert prepared.frames is not None, "an image or a video has frames"
         vision = see(condition, prepared.frames, spec.processor)
         visions.append(vision)
-        label("Picture" if vision.kind == "image" else "Video")
         if vision.kind == "image":
             page.block(vision)
         for timestamp in vision.timestamps:

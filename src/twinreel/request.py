@@ -73,7 +73,7 @@ class Request:
         keyframes: at most two, first before last.
         references: at most twelve, in the order their labels count.
         duration: seconds; None is the length of the only sound of a ref2va request, otherwise 5 s.
-        aspect: `auto`, a named ratio or `W:H`. `auto` is the first keyframe's shape, otherwise 16:9.
+        aspect: `auto` or `W:H`. `auto` is the first keyframe's shape, otherwise 16:9.
         size: (width, height) in pixels instead of `aspect`.
         short_edge: pixels of the shorter side before the area cap; None is the checkpoint's own.
         steps: points of the sigma grid; `steps - 1` model calls.
@@ -112,11 +112,14 @@ class Request:
         return "ref2va" if self.references else "fl2va" if self.keyframes else "t2va"
 
 
+def is_data(source: Any) -> bool:
+    """Whether a medium is given as a `data:` address, which holds it whole."""
+    return isinstance(source, str) and source[:5].lower() == "data:"
+
+
 def parse_aspect(text: Any) -> tuple[float, float]:
-    """(width, height) of a ratio written as a name of `limits.ASPECTS` or as `W:H`. Raises RequestError."""
+    """(width, height) of a ratio written as `W:H`. Raises RequestError."""
     check_text("aspect", text)
-    if text in limits.ASPECTS:
-        return limits.ASPECTS[text]
     found = re.fullmatch(r"(\d{1,9}(?:\.\d{1,9})?):(\d{1,9}(?:\.\d{1,9})?)", text, re.ASCII)
     if not found:
         raise RequestError("aspect", f"got {shown(text)}; use {limits.ASPECT_WORDS}")
@@ -134,6 +137,7 @@ def check_request(request: Request, spec: Spec, *, allow_remote: bool = False) -
         told = f"{request.resolved_task} needs weights that declare it; the loaded ones do {', '.join(spec.tasks)}"
         raise RequestError("task", told)
     _check_canvas(request, spec)
+    _check_parts(request, spec)
     if request.duration is not None:
         limits.durations(spec.world).check("duration", request.duration)
 
@@ -262,6 +266,17 @@ def _check_canvas(request: Request, spec: Spec) -> None:
             nearest = max(spec.multiple, round(value / spec.multiple) * spec.multiple)
             raise RequestError(field, f"{value} is not a multiple of {spec.multiple}; the nearest is {nearest}")
     check_ratio("size", *request.size)
+
+
+def _check_parts(request: Request, spec: Spec) -> None:
+    """Refuse a part of a clip or sound that is too short whatever its source holds."""
+    least, seconds = limits.clip_frames(spec).low, limits.clip_seconds(spec.world)
+    for i, reference in enumerate(request.references):
+        start, end = limits.typed(reference.start or 0), reference.end
+        if end is not None and limits.in_frames(limits.typed(end) - start) < least:
+            lasts = f"{end:g} is {float(limits.typed(end) - start):g} s after start {float(start):g}"
+            near = f"{float(start) + seconds.low:g}"
+            raise RequestError(f"references[{i}].end", f"{lasts}; a clip lasts {seconds}, the nearest is {near}")
 
 
 def _check_sampling(request: Request) -> None:

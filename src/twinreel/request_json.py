@@ -11,7 +11,7 @@ from typing import Any
 from .errors import RequestError
 from .limits import FITS, REFERENCE_KINDS, check_choice, check_text, shown
 from .policy_options import format_policy, parse_policy
-from .request import Keyframe, Reference, Request
+from .request import Keyframe, Reference, Request, is_data
 
 TOP = (
     *("task", "prompt", "conditions", "target", "seed", "num_inference_steps"),
@@ -227,7 +227,7 @@ def request_to_json(request: Request) -> dict[str, Any]:
 
 
 def _address(source: Any) -> str:
-    if isinstance(source, str) and source.startswith("data:"):
+    if is_data(source):
         return f"data: ({len(source)} characters)"
     return str(source) if isinstance(source, str) or hasattr(source, "__fspath__") else f"({type(source).__name__})"
 

@@ -1,4 +1,5 @@
-"""The two sigma grids, the Euler update, and the distinct timesteps of a step (SPEC 5.3, 7). All in float32."""
+"""The two sigma grids, what an Euler step takes of them, and the distinct timesteps of a step (SPEC 5.3, 7). All in
+float32."""
 
 from __future__ import annotations
 
@@ -41,10 +42,9 @@ def make_grid(steps: int, shift: float) -> Grid:
 
 
 def make_sigmas(steps: int, shifts: tuple[float, float]) -> Sigmas:
-    """Grids for (video, audio) shifts. Extreme shifts that collapse points differently are refused by ValueError."""
+    """Grids for (video, audio) shifts within `limits.SHIFTS`: beyond, points may fall together."""
     video, audio = (make_grid(steps, shift) for shift in shifts)
-    if len(video.times) != len(audio.times):
-        raise ValueError(f"shifts {shifts} at {steps} steps leave {len(video.times)} and {len(audio.times)} calls")
+    assert len(video.times) == len(audio.times) == steps - 1, (steps, shifts)
     return Sigmas(video, audio)
 
 
@@ -59,21 +59,6 @@ def factors(grid: Grid, step: int) -> Factors:
     """
     ratio = grid.sigmas[step + 1] / grid.sigmas[step]
     return (1 - grid.times[step]).item(), ratio.item(), (1.0 - ratio).item()
-
-
-def moved(x: Tensor, velocity: Tensor, values: Factors) -> Tensor:
-    """fp32 rows `x` one Euler step along the data-ward `velocity` (same shape): a new tensor, same device.
-
-    Each product and each sum rounds once.
-    """
-    sigma, ratio, rest = values
-    denoised = x + sigma * velocity
-    return ratio * x + rest * denoised
-
-
-def euler(x: Tensor, velocity: Tensor, grid: Grid, step: int) -> Tensor:
-    """`moved` by a step of `grid`."""
-    return moved(x, velocity, factors(grid, step))
 
 
 def step_timesteps(layout: PackedLayout, sigmas: Sigmas, step: int) -> tuple[Tensor, Tensor]:

@@ -5,7 +5,6 @@ What it cannot say stays with `check_request`: what goes together, what needs th
 
 from __future__ import annotations
 
-import re
 from typing import Any
 
 from . import limits
@@ -62,7 +61,6 @@ def _target(spec: Spec) -> Schema:
     side = _number(limits.sides(spec), f"pixels, instead of aspect_ratio; {limits.RATIOS}") | {
         "multipleOf": spec.multiple
     }
-    named = "|".join(map(re.escape, limits.ASPECTS))
     number = r"\d{1,9}(\.\d{1,9})?"
     return {
         "type": "object",
@@ -73,7 +71,7 @@ def _target(spec: Spec) -> Schema:
             ),
             "aspect_ratio": {
                 "type": "string",
-                "pattern": f"^(auto|{named}|{number}:{number})$",
+                "pattern": f"^(auto|{number}:{number})$",
                 "default": "auto",
                 "description": limits.ASPECT_WORDS,
             },

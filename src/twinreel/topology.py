@@ -12,6 +12,7 @@ from .config import Choices, EngineConfig, check_config, check_one_device, cuda_
 from .errors import ConfigError, is_fatal
 from .launch import PATIENCE, Seat, seat
 from .machine import Card, cuda_memory
+from .memory.choose import check_residency, refusals
 from .precision import check_weights, parse_precision, running
 from .spec import DiTSpec, Spec
 
@@ -73,7 +74,7 @@ def check_choices(config: EngineConfig, spec: Spec) -> tuple[int | None, dict[st
     ConfigError.
     """
     check_config(config)
-    check_weights(config.precision, spec.dit, config.residency)
+    check_weights(config.precision, spec.dit)
     number, place, topology = cuda_number(config.device, len(cuda_memory())), seat(), None
     if place or any(getattr(config, item.name) != item.default for item in fields(config) if item.name not in SETTLED):
         count = num_ranks(config, place)
@@ -81,6 +82,7 @@ def check_choices(config: EngineConfig, spec: Spec) -> tuple[int | None, dict[st
         last = Seat(count - 1, count, count - 1, count) if count > 1 else None
         choices = resolve(config, spec.dit.head_dim, place or last)
         variant = choose_variant(config, mesh, choices, spec.dit)
+        check_residency(config.residency, refusals(choices.fp8, spec, count))
         topology = foresee(mesh, variant, why) if count > 1 else None
     return number, topology
 

@@ -5,10 +5,11 @@ from __future__ import annotations
 import pytest
 import torch
 
+from op_cases import euler
 from twinreel.noise import Rows
 from twinreel.policies import Setting, make_policy
 from twinreel.policy_options import parse_policy
-from twinreel.schedule import euler, make_sigmas
+from twinreel.schedule import make_sigmas
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
 

@@ -24,9 +24,8 @@ from transformers import Qwen3VLForConditionalGeneration  # noqa: E402
 
 from denoise_oracle import oracle_latents  # noqa: E402
 from twinreel import Clip, Engine, EngineConfig, Keyframe, Picture, Reference, Request, Sound  # noqa: E402
-from twinreel.media.read import prepare  # noqa: E402
+from twinreel.media.read import prepare, read_sources  # noqa: E402
 from twinreel.noise import ConditionLatents  # noqa: E402
-from twinreel.pipeline import read_sources  # noqa: E402
 from twinreel.plan import make_plan  # noqa: E402
 from twinreel.presentation import present, vision_patches  # noqa: E402
 from twinreel.spec import PIXEL_MEAN, PIXEL_STD  # noqa: E402

@@ -4,55 +4,16 @@ from __future__ import annotations
 
 from typing import Any
 
-from ..spec import SAMPLE_RATE, DiTSpec, Partition, Spec
+from ..spec import SAMPLE_RATE, Partition, Spec
+from ..weights import config
 
 Config = dict[str, Any]
 
 
 def dit_config(spec: Spec, layout: str) -> Config:
     """The DiT's `config.json` in either layout."""
-    dit = spec.dit
-    shared = {
-        "hidden_size": dit.hidden,
-        "num_layers": dit.layers,
-        "num_attention_heads": dit.heads,
-        "attention_head_dim": dit.head_dim,
-        "patch_size": list(dit.patch),
-        "text_dim": dit.text_dim,
-        "time_embed_dim": dit.time_dim,
-        "norm_eps": dit.norm_eps,
-        "qk_norm_eps": dit.qk_norm_eps,
-        "final_norm_eps": dit.final_norm_eps,
-    }
-    if layout == "original":
-        return {"_class_name": "MiniMaxH3DiTModel", "_diffusers_version": "0.32.2"} | shared | {
-            "token_refiner_num_layers": dit.refiner_layers,
-            "ffn_hidden_size": dit.ffn,
-            "latents_dim": dit.video_channels,
-            "audio_latents_dim": dit.audio_channels,
-            "timestep_input_dim": dit.freq_dim,
-            "time_embed_hidden_size": dit.time_hidden,
-            "adaln_out_features": 18 * dit.hidden,
-            "final_adaln_out_features": 2 * dit.hidden,
-            "rope_inv_freq_len": dit.rope_freqs,
-            **_stored_dtype(dit.dtype),
-        }  # fmt: skip
-    return {"_class_name": "MiniMaxH3Transformer3DModel", "_diffusers_version": "0.36.0.dev0"} | shared | {
-        "num_refiner_layers": dit.refiner_layers,
-        "ffn_dim": dit.ffn,
-        "in_channels": dit.video_channels,
-        "audio_in_channels": dit.audio_channels,
-        "freq_dim": dit.freq_dim,
-        "time_embed_hidden_dim": dit.time_hidden,
-        "rope_freq_dim": dit.rope_freqs,
-        "rope_theta": dit.rope_theta,
-        **_stored_dtype(dit.dtype),
-    }  # fmt: skip
-
-
-def _stored_dtype(dtype: str) -> Config:
-    """The `dtype` field, only where it is not the release's: the public classes know no such field."""
-    return {} if dtype == DiTSpec().dtype else {"dtype": dtype}
+    version = "0.32.2" if layout == "original" else "0.36.0.dev0"
+    return {"_diffusers_version": version, **config.dit_config(spec.dit, layout)}
 
 
 def text_config(spec: Spec) -> Config:

@@ -11,7 +11,7 @@ from torch import Tensor
 from ..models.audio_decoder import lowpass_filter
 from ..spec import Spec
 from ..weights.keymap import Stored, stored_tensors
-from ..weights.stream import cut
+from ..weights.stream import ROPE, cut, rope_frequencies
 
 
 def tiny_tensors(component: str, layout: str, spec: Spec, seed: str = "") -> dict[str, Tensor]:
@@ -29,9 +29,8 @@ def _stored(row: Stored, spec: Spec, seed: str) -> Tensor:
 def draw_value(name: str, shape: tuple[int, ...], spec: Spec, seed: str) -> Tensor:
     """One whole parameter's float32 value, on the CPU."""
     leaf = name.rpartition(".")[2]
-    if name == "rope.inv_freq":
-        steps = torch.arange(0, 2 * spec.dit.rope_freqs, 2, dtype=torch.float32)
-        return 1.0 / spec.dit.rope_theta ** (steps / (2 * spec.dit.rope_freqs))
+    if name == ROPE:
+        return rope_frequencies(spec.dit)
     if leaf == "filter":
         return lowpass_filter().reshape(shape)
     if leaf in ("zero_k_bias", "mask_token"):

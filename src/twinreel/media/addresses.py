@@ -13,8 +13,9 @@ from typing import BinaryIO
 from urllib.parse import unquote, urlsplit
 
 from ..errors import RequestError
+from ..limits import shown
 from ..policy_options import parse_policy
-from ..request import Request
+from ..request import Request, is_data
 
 PICTURE, MEDIA, OTHER = "picture", "media", "other"
 HEAD = 4096
@@ -45,9 +46,9 @@ def files_of(request: Request) -> list[Path]:
     names.append(getattr(parse_policy(request.policy), "profile", None))
     files = []
     for text in map(os.fspath, filter(None, names)):
-        if isinstance(text, str) and "\0" not in text and text[:5].lower() != "data:":
+        if isinstance(text, str) and "\0" not in text and not is_data(text):
             with suppress(RequestError):  # what cannot be opened is refused, in better words, where it is
-                files.append(_path_of(text, "source"))
+                files.append(path_of(text, "source"))
     return files
 
 
@@ -56,9 +57,9 @@ def open_address(address: str | os.PathLike[str], field: str) -> Opened:
     text = os.fspath(address)
     if not isinstance(text, str) or not text:
         raise RequestError(field, f"got {text!r}; give a path, or a file: or data: address, as text")
-    if text[:5].lower() == "data:":
+    if is_data(text):
         return _judge(io.BytesIO(_data_bytes(text, field)), "the data: address", field)
-    path = _path_of(text, field)
+    path = path_of(text, field)
     try:
         if not path.exists():
             raise RequestError(field, f"no file at {path}; check the path (paths are relative to {Path.cwd()})")
@@ -77,10 +78,14 @@ def what_is(path: Path) -> str:
     return next((words for words, is_kind in kinds.items() if is_kind()), "something else")
 
 
-def _path_of(text: str, field: str) -> Path:
+def path_of(text: str, field: str) -> Path:
+    """The path that a path or a `file:` address names. RequestError for another address, whether or not a file is there."""
     scheme = text.split(":", 1)[0].lower() if ":" in text else ""
     if scheme == "file":
-        parts = urlsplit(text)
+        try:
+            parts = urlsplit(text)
+        except ValueError:
+            raise RequestError(field, f"got {shown(text)}, which is no address; use file:///absolute/path") from None
         if parts.netloc not in ("", "localhost"):
             raise RequestError(field, f"file: address on host {parts.netloc!r}; use file:///absolute/path")
         return Path(unquote(parts.path))
@@ -110,9 +115,8 @@ def _judge(stream: BinaryIO, label: str, field: str) -> Opened:
         head = stream.read(HEAD)
         if not head:
             raise RequestError(field, f"{label} is empty (0 bytes); give a file that holds data")
-        if head[:3] == b"ID3" and len(head) >= 10:
-            # a tag of titles and covers, in front of whatever the file is
-            stream.seek(10 + sum((byte & 0x7F) << 7 * (3 - i) for i, byte in enumerate(head[6:10])))
+        if behind := after_tag(head):
+            stream.seek(behind)
             inner = judge(stream.read(HEAD))
             family, what, demuxer = inner if inner[2] in ("mp3", "aac", "flac") else judge(head)
         else:
@@ -122,6 +126,13 @@ def _judge(stream: BinaryIO, label: str, field: str) -> Opened:
         stream.close()
         raise
     return Opened(stream, label, family, what, demuxer)
+
+
+def after_tag(head: bytes) -> int:
+    """Where the file itself begins behind an ID3 tag of titles and covers; 0 without one. `head`: 10 bytes at least."""
+    if head[:3] != b"ID3" or len(head) < 10:
+        return 0
+    return 10 + sum((byte & 0x7F) << 7 * (3 - i) for i, byte in enumerate(head[6:10]))
 
 
 def judge(head: bytes) -> tuple[str, str, str | None]:

@@ -177,7 +177,7 @@ class _Reading:
 
     def _check_end(self) -> None:
         duration = self.container.duration
-        all_read = len(self.container.streams) == len(self.readers)
+        all_read = sum(not _is_cover(stream) for stream in self.container.streams) == len(self.readers)
         if duration is not None and all_read and self._lead.landed is not None:
             # a reader that has what was asked for takes no more, and the file goes on
             found = max(self._reached, *(reader.end for reader in self.readers.values()))
@@ -214,10 +214,7 @@ def open_container(opened: Opened, field: str) -> Iterator[Any]:
 
 
 def _video_of(container: Any, opened: Opened, field: str) -> Any:
-    from av.stream import Disposition
-
-    # the cover of an album is a stream of one picture
-    videos = [s for s in container.streams.video if not s.disposition & Disposition.attached_pic]
+    videos = [stream for stream in container.streams.video if not _is_cover(stream)]
     if not videos:
         found = f"{opened.label} is {opened.what} without pictures ({_found(container)})"
         raise RequestError(field, f"{found}; use kind audio")
@@ -227,6 +224,13 @@ def _video_of(container: Any, opened: Opened, field: str) -> Any:
     check_frame_size(codec.width, codec.height, field)
     codec.options = {"max_pixels": str(MOST_PIXELS)}
     return videos[0]
+
+
+def _is_cover(stream: Any) -> bool:
+    """Whether a stream is the cover of an album: one picture, which has no time."""
+    from av.stream import Disposition
+
+    return bool(stream.disposition & Disposition.attached_pic)
 
 
 def _unknown_codec(opened: Opened, field: str) -> RequestError:

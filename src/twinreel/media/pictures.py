@@ -23,6 +23,7 @@ MOST_PIXELS = 2**26  # 8192 x 8192, as of a video: Pillow's copy and ours are 45
 MOST_PIXELS_OF = {"WEBP": 2**25, "AVIF": 2**25}
 PIXELS_AT_ONCE = 2**20  # whose colours are settled together
 ORIENTATION = 0x0112
+SPACES = {"L": "GRAY", "RGB": "RGB", "CMYK": "CMYK"}  # as profiles name them
 # EXIF value: the picture as it was stored, as a view of the upright one
 _STORED: dict[int, Callable[[NDArray[np.uint8]], NDArray[np.uint8]]] = {
     2: lambda upright: upright[:, ::-1],
@@ -143,12 +144,12 @@ def _colour_and_alpha(image: Image.Image) -> tuple[Image.Image, Image.Image | No
     if image.mode.startswith(("I", "F")):
         return _eight_bits(image)
     alpha = None
+    grey = image.mode in ("1", "L", "LA", "La")  # and stays so: a profile is for the colours as they are stored
     if image.has_transparency_data:
-        image = image.convert("RGBA")
+        image = image.convert("LA" if grey else "RGBA")
         alpha = image.getchannel("A")
-    if image.mode == "1":
-        image = image.convert("L")
-    return (image if image.mode in ("L", "RGB", "CMYK") else image.convert("RGB")), alpha
+    mode = "L" if grey else "CMYK" if image.mode == "CMYK" else "RGB"
+    return (image if image.mode == mode else image.convert(mode)), alpha
 
 
 def _eight_bits(image: Image.Image) -> tuple[Image.Image, Image.Image | None]:
@@ -178,15 +179,18 @@ def _to_srgb(mode: str, profile: bytes | None, notes: list[str]) -> Callable[[Im
         if mode == "CMYK":
             notes.append("CMYK without a colour profile, its colours are approximate")
         return plain
+    why = "cannot be read"
     try:
-        transform: Any = ImageCms.buildTransform(
-            ImageCms.ImageCmsProfile(io.BytesIO(profile)), ImageCms.createProfile("sRGB"), mode, "RGB"
-        )
+        opened = ImageCms.ImageCmsProfile(io.BytesIO(profile))
+        space = opened.profile.xcolor_space.strip()
+        if space != SPACES[mode] and space.isalnum():
+            why = f"is for {space} and not for {SPACES[mode]}"
+        transform: Any = ImageCms.buildTransform(opened, ImageCms.createProfile("sRGB"), mode, "RGB")
         by_profile(Image.new(mode, (1, 1)))
         if _changes_nothing(transform, mode):
             return plain
     except (ImageCms.PyCMSError, *UNREADABLE):
-        notes.append("its colour profile cannot be read, so it is taken as sRGB")
+        notes.append(f"its colour profile {why}, so it is taken as sRGB")
         return plain
     notes.append("its colour profile is converted to sRGB")
     return by_profile

@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 import numbers
 import os
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -16,8 +17,8 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from ..errors import RequestError
-from ..limits import shown
-from ..request import Keyframe, Reference
+from ..limits import clip_frames, shown
+from ..request import Keyframe, Reference, Request
 from ..sources import Clip, Picture, Prepared, Sound, Source
 from ..spec import FPS, Spec
 from .addresses import MEDIA, PICTURE, Opened, open_address
@@ -27,8 +28,9 @@ from .pictures import picture_of, read_picture
 from .slots import FrameSlots, Window
 from .soundtrack import check_level, check_rate
 
-__all__ = ["Prepared", "prepare", "read_source"]
+__all__ = ["Prepared", "Tell", "prepare", "read_source", "read_sources"]
 
+Tell = Callable[[int, int, str], None]  # done, of how many, what
 SLOWEST, FASTEST = 0.01, 1_000_000  # frames per second of a clip in memory
 
 
@@ -64,6 +66,21 @@ def read_source(
     if item.kind == "video_audio" and clip.sound is None:
         raise RequestError(field, "has no soundtrack, which kind video_audio needs; use kind video, or add one")
     return clip
+
+
+def read_sources(request: Request, spec: Spec, tell: Tell | None = None, *, look: bool = False) -> list[Source]:
+    """`read_source` of a request's media in order, keyframes before references; `tell` hears of each."""
+    items: list[tuple[str, Keyframe | Reference]] = [(f"keyframes[{i}]", k) for i, k in enumerate(request.keyframes)]
+    items += [(f"references[{i}]", item) for i, item in enumerate(request.references)]
+    most = int(clip_frames(spec).high)
+    sources: list[Source] = []
+    for i, (where, item) in enumerate(items):
+        if tell is not None:
+            tell(i, len(items), where)
+        sources.append(read_source(item, spec, most, where, look=look))
+    if tell is not None and items:
+        tell(len(items), len(items), items[-1][0])
+    return sources
 
 
 # --- pictures ---------------------------------------------------------------------------------------------------------

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-import urllib.error
 import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -71,6 +70,8 @@ def download(address: str, target: Path, field: str, *, max_bytes: int = MAX_BYT
                 if time.monotonic() > stop:
                     raise RequestError(field, f"{address[:200]} took more than {MAX_SECONDS:g} s; download it yourself")
                 file.write(block)
+            if answer.length:  # `read1` ends there without a word
+                raise RequestError(field, f"{address[:200]} broke off, {answer.length:,} bytes are missing; try again")
     except (OSError, ValueError, HTTPException) as error:
         raise RequestError(field, f"cannot fetch {address[:200]!r} ({error}); check the address") from None
     return str(target)

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from ..errors import RequestError
-from ..limits import check_ratio
+from ..limits import check_ratio, in_frames, typed
 from ..plan import canvas
 from ..sources import Sound
 from ..spec import FPS, Spec
@@ -38,15 +38,15 @@ class Window:
 
     @property
     def first(self) -> Fraction:
-        """Start in seconds: what the person typed, not its nearest float."""
-        return Fraction(self.start or 0).limit_denominator(1_000_000)
+        """Start in seconds."""
+        return typed(self.start or 0)
 
     @property
     def end_slot(self) -> int | None:
         """The slot after the last one asked for, or None when the source's own end decides."""
         if self.end is None:
             return None
-        return math.floor((Fraction(self.end).limit_denominator(1_000_000) - self.first) * FPS + Fraction(1, 2))
+        return in_frames(typed(self.end) - self.first)
 
     @property
     def asked_frames(self) -> int:
@@ -62,7 +62,7 @@ class Window:
         most = int(self.max_frames / FPS * rate)
         if self.end is None:
             return most
-        return min(most, round(Fraction(self.end).limit_denominator(1_000_000) * rate) - self.first_sample(rate))
+        return min(most, round(typed(self.end) * rate) - self.first_sample(rate))
 
     def bounded_by_limit(self, rate: int) -> bool:
         """Whether the limit, and not the person's `end`, stops the reading of a sound."""
@@ -102,7 +102,9 @@ class FrameSlots:
         self, width: int, height: int, field: str, spec: Spec, window: Window, *, pixel_aspect: Fraction = Fraction(1)
     ) -> None:
         wide, high = width * pixel_aspect.numerator, height * pixel_aspect.denominator
-        check_ratio(field, wide, high)
+        ratio = f"{pixel_aspect.numerator}:{pixel_aspect.denominator}"
+        words = f"{width}x{height} with sample aspect ratio {ratio}" if pixel_aspect != 1 else ""
+        check_ratio(field, wide, high, words)
         self.height, self.width = canvas(wide, high, spec)
         self.field, self.window = field, window
         self.cut = False

@@ -5,10 +5,11 @@ from __future__ import annotations
 from typing import BinaryIO
 
 from ..errors import RequestError
-from .addresses import HEAD, Opened
+from .addresses import HEAD, Opened, after_tag
 
 EARLY = 0.25  # seconds that a file may end before its declared length
 MOST_BOXES = 100_000
+INFO_ENDS = 40  # bytes of an MP3's first frame that its own header, side information and `Xing` or `Info` take at most
 _BOXES = {b"ftyp", b"moov", b"moof", b"mdat", b"free", b"skip", b"wide", b"uuid", b"mfra", b"sidx", b"styp", b"meta",
           b"pdin", b"emsg", b"prft", b"udta", b"pnot"}  # fmt: skip
 
@@ -35,9 +36,9 @@ def check_length(opened: Opened, field: str, declared: float, found: float) -> N
     """Refuse a file, read to its end, that lasts `found` seconds and not `declared`, where its header knows that."""
     exact = opened.demuxer in ("matroska", "flac")
     if opened.demuxer == "mp3":
-        head = _read_at(opened.stream, 0, HEAD)
+        frame = _read_at(opened.stream, after_tag(_read_at(opened.stream, 0, 10)), INFO_ENDS)
         # without one of these headers the length is only an estimate from the file's size
-        exact = b"Xing" in head or b"Info" in head
+        exact = b"Xing" in frame or b"Info" in frame
     if exact and found < declared - EARLY:
         what = f"{opened.label} is {opened.what} of {declared:.2f} s, truncated or damaged at {found:.2f} s"
         raise RequestError(field, f"{what}; copy it again")

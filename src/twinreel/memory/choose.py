@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from math import ceil
+from math import ceil, inf
 
 from ..config import MODES, ROW_UNIT
 from ..errors import ConfigError
@@ -53,7 +53,7 @@ def free_memory(given: float | None, device: int | None) -> Free:
 @dataclass(frozen=True)
 class Choice:
     """How the parts of one request are kept and why; what that needs at its fullest, and of the host while a part is in
-    use."""
+    use; what of the device and of the host is left for what earlier requests have made."""
 
     residency: str
     adaln: str
@@ -62,6 +62,7 @@ class Choice:
     host_bytes: int
     host_with: Mapping[str, int]
     why: Mapping[str, str] = field(default_factory=dict)
+    spare: tuple[float, float] = inf, inf
 
 
 def choose(asked: Asked, plan: Plan, rows: Rows, spec: Spec, setting: Setting, free: Free) -> Choice:
@@ -71,8 +72,7 @@ def choose(asked: Asked, plan: Plan, rows: Rows, spec: Spec, setting: Setting, f
     by dropping weights, so `auto` keeps them unless memory was given. Raises ConfigError for a named residency that
     cannot be; `admit` is for one that needs too much.
     """
-    if asked.residency in asked.refused:
-        raise ConfigError(f"residency: {asked.residency} {asked.refused[asked.residency]}")
+    check_residency(asked.residency, asked.refused)
     total = sum(rows.values())
     found = list[Choice]()
     for tried in _candidates(asked, total, setting, setting.device == "cuda" or free.host is not None):
@@ -84,7 +84,9 @@ def choose(asked: Asked, plan: Plan, rows: Rows, spec: Spec, setting: Setting, f
             break
     else:
         found.append(min(found, key=lambda it: (not _fits(it.host_bytes, free.host), it.device_bytes or it.host_bytes)))
-    return replace(found[-1], why=_reasons(asked, found[-1], setting.device, free, total))
+    best = found[-1]
+    spare = _left(best.device_bytes, free.device), _left(best.host_bytes, free.host)
+    return replace(best, why=_reasons(asked, best, setting.device, free, total), spare=spare)
 
 
 def admit(choice: Choice, asked: Asked, free: Free) -> Choice:
@@ -119,6 +121,12 @@ def refusals(fp8: Fp8 | None, spec: Spec, ranks: int) -> dict[str, str]:
         elif fp8 and not spec.dit.fp8_blocks and mode.mapped:
             found[name] = "would quantize these weights anew in every call; run twinreel quantize first, or use layers"
     return found
+
+
+def check_residency(residency: str, refused: Mapping[str, str]) -> None:
+    """Raise ConfigError for one of the `refusals`."""
+    if residency in refused:
+        raise ConfigError(f"residency: {residency} {refused[residency]}")
 
 
 def usual(spec: Spec) -> tuple[Plan, Rows]:
@@ -173,6 +181,10 @@ def _kept(plan: Plan, spec: Spec, residency: str) -> list[str]:
 
 def _fits(need: int, free: int | None) -> bool:
     return free is None or need * NEAR <= free
+
+
+def _left(need: int, free: int | None) -> float:
+    return inf if free is None else free / NEAR - need
 
 
 def _reasons(asked: Asked, chosen: Choice, device: str, free: Free, total: int) -> dict[str, str]:

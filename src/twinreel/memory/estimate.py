@@ -29,6 +29,8 @@ RGB, YUV = 3.0, 1.5  # bytes of a pixel
 WINOGRAD_STRIP = 1 << 30  # `ops.winograd.BUDGET`
 # Linears of the video decoder whose weights take the dtype of their products.
 _COMPUTE = re.compile(r"\.(to_qkv|to_out|w1|w2)\.")
+# Linears of which each rank has its share; whatever else the DiT and the conditioner have is whole on every rank.
+_DEALT = re.compile(r"attn\.(qkv|out|q|k|v|o)_proj\.weight$|mlp\.(fc1|fc2|gate_proj|up_proj|down_proj)\.weight$")
 
 
 @dataclass(frozen=True)
@@ -86,9 +88,14 @@ def part_weights(spec: Spec, part: str, setting: Setting) -> Weights:
             return setting.vae_element
         return FP32 if row.island else setting.element
 
-    total = sum(prod(row.shape) * kept(row) for row in rows)
+    ranks = {"dit": setting.tp, "text_encoder": setting.text}.get(name, 1)
+
+    def count(row: Stored) -> int:
+        return prod(row.shape) // (ranks if _DEALT.search(row.parameter) else 1)
+
+    total = sum(count(row) * kept(row) for row in rows)
     # the decoder's weights arrive in fp32 and are cast afterwards
-    arriving = sum(prod(row.shape) * (FP32 if row.island else setting.element) for row in rows)
+    arriving = sum(count(row) * (FP32 if row.island else setting.element) for row in rows)
     if name == "dit" and setting.fp8 is not None:
         # the last whole tensor with, in fp32, three copies of the rows that are being quantized
         arriving = total + max(stored) + 3 * FP32 * NARROW_ROWS * max(spec.dit.ffn, spec.dit.inner, spec.dit.hidden)
@@ -96,11 +103,8 @@ def part_weights(spec: Spec, part: str, setting: Setting) -> Weights:
         # 64 values stand for 27; while they are made, quarters of the largest weight in fp64
         total += sum(prod(row.shape) * 37 // 27 * FP32 for row in rows if _becomes_winograd(row))
         arriving = total + 4 * max(stored)
-    share = {"dit": setting.tp, "text_encoder": setting.text}.get(name, 1)
-    total, arriving = total // share, arriving // share
-    if (
-        name == "text_encoder" and setting.stored > 1
-    ):  # it arrives whole; what it uses is gathered, layers two at a time
+    # it arrives whole; what it uses is gathered, layers two at a time
+    if name == "text_encoder" and setting.stored > 1:
         layers = _layer_bytes(rows, LAYERS[name], kept)
         total = total // setting.stored + total - sum(layers) + sum(sorted(layers)[-SLOTS:])
     mode, host = MODES[setting.residency], 0
@@ -158,13 +162,15 @@ def estimate(
     """Per stage: bytes of `weights`, of `work` beside them, and the peaks `device` and `host` (one peak on a CPU).
 
     `rows` counts the packed rows of kind `text`, `video` and `audio`. `there` names parts that an earlier request has
-    left on the device.
+    left on the device. Tables of other schedules are not counted: they get what is left (`Choice.spare`).
     """
+
+    def is_tables(part: str) -> bool:
+        return setting.adaln == "precompute" and part.startswith("modulation:")
 
     @cache
     def weigh(part: str) -> Weights:
-        tables = setting.adaln == "precompute" and part.startswith("modulation:")
-        return table_weights(plan, spec, setting) if tables else part_weights(spec, part, setting)
+        return table_weights(plan, spec, setting) if is_tables(part) else part_weights(spec, part, setting)
 
     work = {
         "encode": encode_work(plan, rows["text"], spec, setting),
@@ -174,7 +180,7 @@ def estimate(
     made: dict[str, dict[str, int]] = {}
     # `before`: weights that stay from earlier stages and requests
     mode, before = MODES[setting.residency], sum(weigh(part).kept for part in there)
-    hosted = 0  # layers of earlier stages
+    hosted = 0  # layers and tables of earlier stages
     for stage, parts in stage_parts(plan).items():
         weights = [weigh(part) for part in parts if part not in there]
         kept = before + sum(part.kept for part in weights)
@@ -191,6 +197,7 @@ def estimate(
             made[stage] = {"weights": kept, "work": work[stage], "device": peak + CUDA_OWN, "host": host + largest}
         before += sum(weigh(part).kept for part in parts if mode.keeps(part) and part not in there)
         hosted += sum(part.host for part in weights) if mode.keep else 0  # where parts take turns, these make room
+        hosted += sum(weigh(part).kept for part in parts if is_tables(part) and not mode.keeps(part))
     return made
 
 

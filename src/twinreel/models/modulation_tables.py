@@ -10,7 +10,7 @@ Legend: M distinct timesteps of a step, D hidden.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -34,8 +34,9 @@ from twinreel.spec import DiTSpec
 if TYPE_CHECKING:
     from twinreel.watch import Stages
 
+# Both are bounds beside those of `make_room`; what comes out of host memory is made again when asked for.
 ON_DEVICE = 2  # schedules whose tables may be on the device, the current one included
-ON_HOST = 6  # older ones in host memory; what comes out there is made again when asked for
+ON_HOST = 6  # older ones in host memory
 
 EMBEDDER, BLOCKS, FINAL = "time_embedder.", "blocks.", "final_layer."
 # A prefix of parameter names -> those parameters of `LiveModulation`, whole, one after the other, on the device: the
@@ -62,12 +63,6 @@ def step_key(timesteps_M: Tensor) -> bytes:
     """The exact bits of a step's distinct timesteps."""
     assert timesteps_M.dtype == torch.float32
     return timesteps_M.cpu().numpy().tobytes()
-
-
-def table_bytes(spec: DiTSpec, timesteps: int, dtype: torch.dtype) -> int:
-    """Bytes of the tables of `timesteps` distinct timesteps, all steps of a schedule together."""
-    width = spec.layers * MODALITIES * BRANCH_VECTORS * spec.hidden + 2 * spec.hidden
-    return timesteps * width * dtype.itemsize
 
 
 class PrecomputedModulation:
@@ -112,9 +107,8 @@ class PrecomputedModulation:
         self._schedules[key] = self._current = schedule
         self._on_device.add(key)
         self._forget()
-        size = sum(t.blocks.nbytes + t.final.nbytes for t in schedule.values())
         seconds = round(time.monotonic() - start, 3)
-        return {"adaln": "precompute", "tables": found or "made", "seconds": seconds, "bytes": size}
+        return {"adaln": "precompute", "tables": found or "made", "seconds": seconds, "bytes": self._size([key])}
 
     def step(self, timesteps_M: Tensor, rows: StepRows) -> StepModulation:
         """See `Modulation.step`; only for timesteps that were prepared."""
@@ -132,6 +126,26 @@ class PrecomputedModulation:
         self._current = {}
         self._vacate(0)
         self._forget()
+
+    def make_room(self, device: float, host: float) -> tuple[int, int]:
+        """Let the oldest go until tables take no more than `host` bytes, which all of them may come to need, and on the
+        device no more than `device`. Returns what is left there, and in all; the next schedule has to be prepared."""
+        self._current = {}
+        while self._schedules and self.nbytes > host:
+            oldest = next(iter(self._schedules))
+            del self._schedules[oldest]
+            self._on_device.discard(oldest)
+        while self._on_device and self._size(self._on_device) > device:
+            self._vacate(len(self._on_device) - 1)
+        return self._size(self._on_device), self.nbytes
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all tables, wherever they are."""
+        return self._size(self._schedules)
+
+    def _size(self, keys: Iterable[tuple[str, frozenset[bytes]]]) -> int:
+        return sum(t.blocks.nbytes + t.final.nbytes for key in keys for t in self._schedules[key].values())
 
     @property
     def held(self) -> dict[str, int]:

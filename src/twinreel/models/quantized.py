@@ -82,16 +82,19 @@ def quantized_kind(table: Ops) -> Kind:
 
 
 class Stepwise(nn.Module):
-    """Two DiTs over one set of weights where they are alike: `wide` in the first and last `edge` steps, else `narrow`."""
+    """Two DiTs over one set of weights where they are alike: `wide` in the first and last `edge` steps, else `narrow`.
+
+    `narrow` may still be on the meta device: the parameters named in `shared` are those of `wide`, the others are to be
+    filled."""
 
     def __init__(self, narrow: DiT, wide: DiT, edge: int) -> None:
         super().__init__()
         self.narrow, self.wide, self.edge = narrow, wide, edge
-        theirs = dict(wide.named_parameters())
-        for name, mine in list(narrow.named_parameters()):
-            if name in theirs and theirs[name].dtype == mine.dtype:
-                path, _, leaf = name.rpartition(".")
-                setattr(narrow.get_submodule(path), leaf, theirs[name])
+        theirs, ours = dict(wide.named_parameters()), dict(narrow.named_parameters())
+        self.shared = tuple(name for name in ours if name in theirs and theirs[name].dtype == ours[name].dtype)
+        for name in self.shared:
+            path, _, leaf = name.rpartition(".")
+            setattr(narrow.get_submodule(path), leaf, theirs[name])
 
 
 def each_step(dit: DiT | Stepwise, calls: int) -> list[DiT]:

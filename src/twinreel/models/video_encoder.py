@@ -138,7 +138,7 @@ class VideoEncoder(nn.Module):
                 self.passes.prepare(module)
 
     @torch.no_grad()
-    def encode(self, pixels_BCFHW: Tensor, tile_batch: int = 1) -> tuple[Tensor, Tensor]:
+    def encode(self, pixels_BCFHW: Tensor) -> tuple[Tensor, Tensor]:
         """Mean and standard deviation, float32 `[B, 24, T, h, w]`, of ImageNet-normalised pixels `[B, 3, F, H, W]`.
 
         H and W are multiples of 16 and at least 32. Clips go to the weights' device one at a time, so the pixels
@@ -146,7 +146,7 @@ class VideoEncoder(nn.Module):
         RuntimeError where float16 is too narrow for what the weights make of these pixels.
         """
         clips = self._clips(pixels_BCFHW)
-        parts = list(self._moments(clips, tile_batch))
+        parts = list(self._moments(clips))
         moments = parts[0] if pixels_BCFHW.shape[2] == 1 else torch.cat(parts, dim=2)[:, :, : -self.spec.token_drop]
         if self.compute != torch.float32 and not bool(moments.isfinite().all()):
             raise RuntimeError(
@@ -164,7 +164,7 @@ class VideoEncoder(nn.Module):
             parts[-1] = torch.cat([parts[-1], last], dim=2)
         return parts
 
-    def _moments(self, clips: list[Tensor], tile_batch: int) -> Iterator[Tensor]:
+    def _moments(self, clips: list[Tensor]) -> Iterator[Tensor]:
         """Mean and log variance of each clip: tiles of pixels in, their moments blended on the latent grid."""
         spec, device = self.spec, self.quant_conv.weight.device
         height, width = clips[0].shape[-2:]
@@ -174,7 +174,7 @@ class VideoEncoder(nn.Module):
             lambda number: clips[number].to(device, torch.float32),
             len(clips),
             grid,
-            tile_batch,
+            1,
             self.ranks,
         )
         for _ in clips:

@@ -8,7 +8,6 @@ asked for before a run begins; what takes one meanwhile stays as well (`placing`
 from __future__ import annotations
 
 import os
-import secrets
 import shutil
 import stat
 from collections.abc import Iterable, Mapping
@@ -18,6 +17,7 @@ from pathlib import Path
 from ..errors import RequestError
 from ..limits import apart, check_text, shown
 from ..plain import make_plain
+from ..unfinished import write_probe
 
 PRESETS = ("ultrafast", "superfast", "veryfast", "faster", "fast", "medium", "slow", "slower", "veryslow")
 CRF_RANGE = (0, 51)
@@ -34,7 +34,6 @@ LATENTS_SUFFIX = ".latents.safetensors"
 FRAME_NAME, SOUND_NAME = "frame-{:05d}.png", "sound.wav"
 OVERWRITE = "--overwrite (in Python overwrite=True)"
 SWITCHES = ("overwrite", "audio", "exact_seconds", "private")
-LONGEST_PART = 150  # bytes of a name that its unfinished form repeats: what follows them must fit as well
 SPARE_BYTES = 4 << 20  # the report, the index of the container, what a file system keeps for itself
 
 
@@ -71,21 +70,6 @@ def sidecar_path(path: str | os.PathLike[str]) -> Path:
 def latents_path(target: Path) -> Path:
     """Where the latents of `target` wait while it is decoded: `out.mp4` has `out.latents.safetensors`."""
     return target.with_name(target.stem + LATENTS_SUFFIX)
-
-
-def part_path(target: Path) -> Path:
-    """A new name beside `target` for what is not whole yet."""
-    name = os.fsencode(target.name)[:LONGEST_PART].decode("utf-8", "ignore")
-    return target.with_name(f".{name}.{os.getpid()}-{secrets.token_hex(4)}.part")
-
-
-def write_probe(target: Path) -> None:
-    """Prove by a byte that `target` could be written. Raises OSError."""
-    probe = part_path(target)
-    try:
-        probe.write_bytes(b"0")
-    finally:
-        probe.unlink(missing_ok=True)
 
 
 def check_output(

@@ -5,26 +5,14 @@ from __future__ import annotations
 import errno
 import fcntl
 import os
-import shutil
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from itertools import count
 from pathlib import Path
 from typing import BinaryIO
 
-from . import is_ours, is_taken, latents_path, part_path, sidecar_path
-
-OCCUPIED = (errno.EEXIST, errno.ENOTEMPTY, errno.ENOTDIR)  # what renaming a folder onto something is answered with
-
-
-@contextmanager
-def unfinished(target: Path) -> Iterator[Path]:
-    """A temporary path in the folder of `target`, which the caller makes a file or a folder; nothing is left of it."""
-    temporary = part_path(target)
-    try:
-        yield temporary
-    finally:
-        _remove(temporary)
+from ..unfinished import flush, give_name, name_folder, remove, unfinished
+from . import is_ours, is_taken, latents_path, sidecar_path
 
 
 @contextmanager
@@ -71,44 +59,34 @@ def give_free_name(temporary: Path, target: Path) -> Path:
     raise AssertionError("numbers do not end")
 
 
-def give_name(temporary: Path, target: Path) -> None:
-    """Name a file or folder `target` in one step that fails with FileExistsError where there is something already; an
-    empty folder is nothing to a folder."""
-    _flush(temporary)
-    if temporary.is_dir():
-        try:
-            os.rename(temporary, target)
-        except OSError as error:
-            if error.errno in OCCUPIED:
-                raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), str(target)) from None
-            raise
-        return
-    try:
-        os.link(temporary, target)
-    except FileExistsError:
-        raise
-    except OSError:  # a file system without hard links: an empty file of our own holds the name for an instant
-        os.close(os.open(target, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o666))
-        os.replace(temporary, target)
-
-
 def replace(temporary: Path, target: Path) -> None:
     """Put a file or folder in the place of `target`: a file in one step; a folder that is in the way is first set aside.
-    FileExistsError for a folder that holds other files than our frames."""
-    _flush(temporary)
-    if not temporary.is_dir() or not target.is_dir():
+    FileExistsError for a folder that holds other files than our frames, and where another run was faster. What was set
+    aside in vain has its name again, or the next number of it that is free."""
+    if not temporary.is_dir():
+        flush(temporary)
         os.replace(temporary, target)
         return
     aside = temporary.with_suffix(".old")
-    os.rename(target, aside)
+    if target.is_dir():
+        with suppress(FileNotFoundError):  # another run has just set it aside
+            os.rename(target, aside)
     try:
-        if not is_ours(aside):
+        if aside.exists() and not is_ours(aside):
             raise FileExistsError(errno.EEXIST, "holds other files than our frames", str(target))
-        os.rename(temporary, target)
+        give_name(temporary, target)
     finally:
-        if temporary.exists():  # it did not come to that
-            os.rename(aside, target)
-    _remove(aside)
+        if temporary.exists() and aside.exists():  # it did not come to that
+            _put_back(aside, target)
+    remove(aside)
+
+
+def _put_back(aside: Path, target: Path) -> None:
+    for name in numbered(target):
+        try:
+            return name_folder(aside, name)
+        except FileExistsError:
+            continue
 
 
 def hold(path: Path) -> BinaryIO:
@@ -137,16 +115,3 @@ def drop_latents(path: Path) -> None:
     with held:
         if os.path.samestat(os.fstat(held.fileno()), os.stat(path)):  # another run may have been faster
             path.unlink()
-
-
-def _flush(path: Path) -> None:
-    for part in sorted(path.iterdir()) if path.is_dir() else (path,):
-        with open(part, "rb") as file:
-            os.fsync(file.fileno())
-
-
-def _remove(path: Path) -> None:
-    if path.is_dir():
-        shutil.rmtree(path, ignore_errors=True)
-    else:
-        path.unlink(missing_ok=True)

@@ -74,7 +74,8 @@ class Media:
         target = check_output(path, output)
         _check_values(self, target, output)
         seconds = _asked_seconds(self.report) if output.exact_seconds else None
-        written = write_media(target, [self.video], self.audio, output, frames=len(self.video), seconds=seconds)
+        clips = [self.video] if has_picture(target) else []
+        written = write_media(target, clips, self.audio, output, frames=sum(map(len, clips)), seconds=seconds)
         target, replaces = written.path, output.overwrite and written.path == target
         report = {**self.report, **written.facts(output)}
         report = without_private(report, (str(target),)) if output.private else report
@@ -126,10 +127,15 @@ def write_media(
     return Written(path, content.frames, 0 if sound is None else sound.shape[1], hashes, faults)
 
 
+def has_picture(target: Path) -> bool:
+    """Whether a file of that name holds frames."""
+    return target.suffix.lower() != ".wav"
+
+
 def _check_values(media: Media, target: Path, output: OutputOptions) -> None:
     """Refuse what the format of `target` cannot take; only what goes into it is looked at."""
     suffix = target.suffix.lower()
-    if suffix != ".wav":
+    if has_picture(target):
         video = media.video
         if getattr(video, "dtype", None) != np.uint8 or video.ndim != 4 or video.shape[3] != 3 or 0 in video.shape:
             raise RequestError("video", f"got {_form(video)}; uint8 [F, H, W, 3] is needed")

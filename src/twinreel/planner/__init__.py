@@ -10,9 +10,9 @@ from ..calibration import identity, profile_of, read_profile
 from ..config import EngineConfig, check_config
 from ..demo import model_folder
 from ..errors import CheckpointError
-from ..limits import clip_frames, counted
+from ..limits import counted
 from ..machine import Memory, cuda_memory, host_memory
-from ..media.read import read_source
+from ..media.read import read_sources
 from ..media.remote import fetched
 from ..memory.choose import GIB, NEAR, Asked, Choice, admit, choose, free_memory, refusals
 from ..memory.estimate import Setting, estimate
@@ -119,7 +119,7 @@ def plan_request(request: Request, config: EngineConfig) -> dict[str, Any]:
         "topology": door.topology,
         "plan": facts,
         "prompt": {"characters": len(plan.prompt), "tokens": tokens},
-        "references": [_condition(row, plan, i) for i, row in enumerate(plan.conditions)],
+        "references": [_condition(condition, plan) for condition in plan.conditions],
         "rows": {"total": sum(row["rows"] for row in rows), "segments": rows},
         "memory": {
             "estimate": "predicted peak bytes of each stage; real ones differ",
@@ -237,13 +237,10 @@ def verdict(
 def look(request: Request, spec: Spec) -> list[Source]:
     """The media of a request that `check_request` takes, read to their ends without their pixels. Raises RequestError."""
     with fetched(request) as local:
-        named: list[tuple[str, Any]] = [(f"keyframes[{i}]", item) for i, item in enumerate(local.keyframes)]
-        named += [(f"references[{i}]", item) for i, item in enumerate(local.references)]
-        most = int(clip_frames(spec).high)
-        return [read_source(item, spec, most, where, look=True) for where, item in named]
+        return read_sources(local, spec, look=True)
 
 
-def _condition(condition: Any, plan: Plan, number: int) -> dict[str, Any]:
+def _condition(condition: Any, plan: Plan) -> dict[str, Any]:
     facts = {name: value for name, value in vars(condition).items() if value not in (None, 0, False, "")}
     field = "keyframes" if condition.role == "keyframe" else "references"
     facts.pop("source", None)

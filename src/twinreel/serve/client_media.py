@@ -11,11 +11,11 @@ from dataclasses import dataclass
 from fractions import Fraction
 from pathlib import Path
 from typing import Any
-from urllib.parse import unquote, urlsplit
 
 import numpy as np
 
 from ..errors import RequestError
+from ..media.addresses import path_of
 from ..sources import Clip, Picture, Sound
 
 BLOCK = 1 << 18
@@ -58,7 +58,7 @@ def medium_of(source: Any, field: str) -> Medium | str:
         scheme = str(text).partition(":")[0].lower()
         if isinstance(text, str) and scheme in ("http", "https", "data"):
             return text
-        path = Path(unquote(urlsplit(str(text)).path) if scheme == "file" else str(text)).expanduser()
+        path = path_of(str(text), field)
         if not path.is_file():
             raise RequestError(field, f"no file at {path}; check the path")
         return Medium(path=path)

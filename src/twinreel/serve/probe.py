@@ -18,7 +18,6 @@ from typing import Any
 
 from ..errors import RequestError
 from ..launch import module
-from ..limits import clip_frames
 from ..plan import condition_labels, describe_plan, make_plan
 from ..policy_options import format_policy, parse_policy
 from ..request import Request, check_request
@@ -121,14 +120,11 @@ def main() -> int:
 
 def check(order: dict[str, Any], specs: dict[str, Spec]) -> dict[str, Any]:
     """Read the media of one request as the engine will, and plan it. Raises RequestError."""
-    from ..media.read import read_source
+    from ..media.read import read_sources
 
     spec = _spec(order["model"], specs)
     request = request_from_json(order["body"])
-    most = int(clip_frames(spec).high)
-    items = [(f"keyframes[{i}]", item) for i, item in enumerate(request.keyframes)]
-    items += [(f"references[{i}]", item) for i, item in enumerate(request.references)]  # type: ignore[misc]
-    return facts_of(request, spec, [read_source(item, spec, most, where, look=True) for where, item in items])
+    return facts_of(request, spec, read_sources(request, spec, look=True))
 
 
 def _spec(model: dict[str, Any], specs: dict[str, Spec]) -> Spec:

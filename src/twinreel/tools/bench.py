@@ -124,7 +124,9 @@ def _shared(flags: argparse.ArgumentParser, name: str) -> None:
     flags.add_argument("--device", default="auto", help="auto, cpu, cuda or cuda:N")
     flags.add_argument("--json", action="store_true", help="one JSON line on stdout, everything else on stderr")
     if name != "e2e":
-        flags.add_argument("--seconds", type=float, default=1.0, help="how long each figure is measured")
+        flags.add_argument(
+            "--seconds", type=float, default=1.0, help="how long each figure is measured, in at most 400 runs"
+        )
     if name != "encoder":
         flags.add_argument("--frames", type=int, default=124, help="of the clip")
         flags.add_argument("--size", help="WxH; default 1344x768, or the smaller models' own")

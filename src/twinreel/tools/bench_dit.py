@@ -133,6 +133,8 @@ def bench_dit(spec: Spec, sizes: Sizes, ways: list[Way], setting: Setting) -> di
     if setting.against:
         from .bench_peer import bench_peer
 
+        models.clear()  # ours make room for theirs
+        release(device)
         result["peer"] = bench_peer(spec, layout, given, setting, (first, result["calls"][0]["seconds"]))
     return result | {"card_after": card(device)}
 

@@ -51,9 +51,9 @@ def bench_memory(spec: Spec, sizes: Sizes, table: Ops, setting: Setting, caps: S
         allowed = torch.cuda.get_device_properties(device).total_memory / GIB, *sorted(caps, reverse=True)
     calls, first = list[dict[str, Any]](), None
     for cap in allowed:
-        asked = Asked("auto" if calls else "stages", setting.adaln)
+        asked = Asked("stages" if not calls else "layers" if cap is None else "auto", setting.adaln)
         choice = choose(asked, plan, rows, spec, kept, free_memory(None, None if cap is None else int(cap * GIB)))
-        name = choice.residency if cap is not None else "layers" if calls else "stages"
+        name = choice.residency
         with capped(device, cap):
             dit, modulation = models.get(name)
             modulation.prepare([timesteps for timesteps, _ in steps])

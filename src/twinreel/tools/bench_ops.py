@@ -148,7 +148,7 @@ def _ops(i: Inputs) -> dict[str, tuple[Run, int]]:
         ),
         "swiglu_quantized": (lambda t: t.swiglu_quantized(i.u), int(i.u.nbytes * (1 + byte / 2))),
         "quantize_heads": (
-            lambda t: t.quantize_heads(*i.qkv.unbind(2), len(i.qkv)), int(i.qkv.nbytes * (2 + byte))
+            lambda t: t.quantize_heads(*i.qkv.unbind(2), len(i.qkv)), int(i.qkv.nbytes * (1 + byte))
         ),
     } if e4m3.fits(i.x.device) else {})  # fmt: skip
 

@@ -131,7 +131,10 @@ def compare_videos(
 ) -> dict[str, Any]:
     """Two files as a player decodes them, with the hashes of what they were made from where reports state them."""
     first, second = read_media_file(a, "a"), read_media_file(b, "b")
-    pair = VideoPair(with_ssim=with_ssim)
+    if first.fps and second.fps and round(first.fps) != round(second.fps):
+        speeds = f"{first.fps:g} and {second.fps:g} frames a second"
+        raise RequestError("compare", f"{a} and {b} have {speeds}; only one rate can be compared")
+    pair = VideoPair(with_ssim=with_ssim, fps=first.fps or second.fps or FPS)
     counts = [0, 0]
     for one, other in itertools.zip_longest(first.frames(), second.frames()):
         counts[0] += one is not None
@@ -167,8 +170,9 @@ def av_offset(a: MediaFile, b: MediaFile, result: Mapping[str, Any]) -> dict[str
         known = file.video_start is not None and file.audio_start is not None
         offsets[name] = 1000 * (file.audio_start - file.video_start) if known else None  # type: ignore[operator]
     lags = result.get("audio", {}).get("envelope_lag_ms"), result["video"].get("lag_frames")
-    if None not in lags:
-        offsets["content"] = result["audio"]["envelope_lag_ms"] - 1000 * result["video"]["lag_frames"] / FPS
+    if None not in lags:  # then both have both streams; sound and pictures are counted from where each begins
+        content = result["audio"]["envelope_lag_ms"] - 1000 * result["video"]["lag_frames"] / result["video"]["fps"]
+        offsets["content"] = content + offsets["b"] - offsets["a"]
     return offsets
 
 
@@ -242,7 +246,11 @@ def _media_lines(result: Mapping[str, Any]) -> list[str]:
     lines = _video_lines(video) if "psnr" in video else ["  video        no frames to compare"]
     if audio and audio.get("samples_not_finite"):
         lines.append("  audio        {} and {} samples are not finite: no figures".format(*audio["samples_not_finite"]))
+    elif audio and audio["rmse"] is None:
+        lines.append("  audio        {} and {} samples: nothing to compare".format(*audio["samples"]))
     elif audio:
+        if audio["samples"][0] != audio["samples"][1]:
+            lines.append("  samples      {} and {}: what both have is compared".format(*audio["samples"]))
         lines.append(
             f"  audio        SNR {decibels(audio['snr'])}, cosine {audio['cosine']:.4f}, RMSE {audio['rmse']:.2e}, "
             f"log-spectral distance {audio['log_spectral_distance_db']:.2f} dB, "

@@ -18,11 +18,13 @@ from ..media.soundtrack import samples_of
 from ..media.whole import check_size
 from ..output.report import hash_file, sidecar_path
 from ..small_files import read_small_json
+from ..spec import FPS
 
 
 @dataclass(frozen=True)
 class MediaFile:
-    """A video file: start times in seconds (None where a stream is absent), sound, and the hashes its report states."""
+    """A video file: start times in seconds (None where a stream is absent), sound and its rate, frames a second (0 where
+    there is no such stream), and the hashes its report states."""
 
     path: Path
     field: str
@@ -30,6 +32,7 @@ class MediaFile:
     audio_start: float | None
     waveform: NDArray[np.float32]
     rate: int
+    fps: float
     sha256: dict[str, str]
 
     def frames(self) -> Iterator[NDArray[np.uint8]]:
@@ -63,12 +66,13 @@ def read_media_file(path: Path, field: str) -> MediaFile:
         parts = [samples_of(frame) for frame in container.decode(audio)] if audio is not None else []
         starts = [_start(stream) for stream in (video, audio)]
         rate = audio.rate if audio is not None else 0
+        fps = float(video.average_rate or video.guessed_rate or FPS) if video is not None else 0.0
     if len({len(part) for part in parts}) > 1:
         raise RequestError(field, f"{path} changes its channels midway; convert its sound to one format")
     waveform = np.concatenate(parts, axis=1) if parts else np.zeros((2, 0), np.float32)
     if len(waveform) == 1:
         waveform = np.repeat(waveform, 2, axis=0)
-    return MediaFile(path, field, starts[0], starts[1], waveform, rate, _hashes(path))
+    return MediaFile(path, field, starts[0], starts[1], waveform, rate, fps, _hashes(path))
 
 
 @contextmanager

@@ -1,6 +1,6 @@
 """The public implementation, run on one request and recorded boundary by boundary. The one file that knows diffusers.
 
-It is imported by `against` and `bench_peer` alone, and imports diffusers inside functions: an engine must not need it,
+It is imported by `against` and the benches alone, and imports diffusers inside functions: an engine must not need it,
 and it must be possible to hold ours against it where both are installed. Components are loaded one at a time and let go.
 """
 

@@ -18,9 +18,8 @@ from urllib.parse import quote
 import numpy as np
 from numpy.typing import NDArray
 
-from ..spec import FPS, SAMPLE_RATE
 from .plots import Frame, draw_lines
-from .sounds import ENVELOPE, envelope
+from .sounds import envelope, step
 from .targets import plain
 
 if TYPE_CHECKING:
@@ -85,17 +84,19 @@ def _worst(pair: VideoPair) -> list[str]:
 def _plots(
     result: Mapping[str, Any], pair: VideoPair, sounds: tuple[NDArray[np.float32], NDArray[np.float32]]
 ) -> list[str]:
+    lumas = {"A": pair.a.luma, "B": pair.b.luma}
     plots = [
-        draw_lines(Frame("PSNR of each frame", "seconds", "dB"), {"PSNR": pair.curve()}, 1 / FPS),
-        draw_lines(Frame("PSNR pooled over each second", "seconds", "dB"), {"PSNR": pair.curve(FPS)}),
-        draw_lines(Frame("Mean brightness", "seconds", "0 to 255"), {"A": pair.a.luma, "B": pair.b.luma}, 1 / FPS),
+        draw_lines(Frame("PSNR of each frame", "seconds", "dB"), {"PSNR": pair.curve()}, 1 / pair.fps),
+        draw_lines(Frame("PSNR pooled over each second", "seconds", "dB"), {"PSNR": pair.per_second()}),
+        draw_lines(Frame("Mean brightness", "seconds", "0 to 255"), lumas, 1 / pair.fps),
     ]
     if "audio" in result:
-        envelopes = {name: envelope(x.astype(np.float64)).tolist() for name, x in zip("AB", sounds, strict=True)}
+        rate = result["audio"]["rate"]
+        envelopes = {n: envelope(x.astype(np.float64), rate).tolist() for n, x in zip("AB", sounds, strict=True)}
         length = min(x.shape[1] for x in sounds)
         error = sounds[1][:, :length].astype(np.float64) - sounds[0][:, :length]
-        envelopes["B - A"] = envelope(error).tolist()
-        plots.append(draw_lines(Frame("Sound, RMS over 5 ms", "seconds", "RMS"), envelopes, ENVELOPE / SAMPLE_RATE))
+        envelopes["B - A"] = envelope(error, rate).tolist()
+        plots.append(draw_lines(Frame("Sound, RMS over 5 ms", "seconds", "RMS"), envelopes, step(rate) / rate))
     return ["<h2>Curves</h2>", *(f"<p>{plot}</p>" for plot in plots)]
 
 

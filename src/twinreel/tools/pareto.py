@@ -18,6 +18,7 @@ from .frozen import FROZEN, Named
 from .plots import Frame, Point, draw_points
 from .setups import Runs, Setup, check_setups
 from .validate import conclude, costs, measure
+from .verdict import without_mean
 from .workers import divide
 
 POLICIES = (
@@ -162,8 +163,7 @@ def table(report: Mapping[str, Any]) -> str:
             ("audio_cosine", ".4f"),
         ):
             mean, worst = s[figure]["mean"], s[figure]["worst"]
-            none = "not finite" if s["not_finite"] and figure.startswith("audio") else "exact"
-            words.append(none if mean is None else f"{mean:{form}} ({worst:{form}})")
+            words.append(without_mean(s, figure) or f"{mean:{form}} ({worst:{form}})")
         rows.append(f"| {' | '.join(words)} |")
     notes = [f"{name} is left out: {why}" for name, why in report["left_out"].items()]
     notes += [f"warning: {name}: {text}" for name, cell in report["points"].items() for text in cell["warnings"]]

@@ -99,10 +99,10 @@ def _lines(axis: TileAxis) -> list[int]:
 
 
 class VideoPair:
-    """Two videos of one size, `add`ed frame by frame."""
+    """Two videos of one size and of `fps` frames a second, `add`ed frame by frame."""
 
-    def __init__(self, video: VideoVAESpec | None = None, with_ssim: bool = True) -> None:
-        self.video, self.with_ssim = video or VideoVAESpec(), with_ssim
+    def __init__(self, video: VideoVAESpec | None = None, with_ssim: bool = True, fps: float = FPS) -> None:
+        self.video, self.with_ssim, self.fps = video or VideoVAESpec(), with_ssim, fps
         self.a, self.b = Traits(), Traits()
         self.squared: list[float] = []
         self.similar: list[float | None] = []
@@ -128,9 +128,13 @@ class VideoPair:
         return int(np.argmax(self.squared))
 
     def curve(self, length: int = 1) -> list[float | None]:
-        """PSNR pooled over runs of `length` frames: 1 for every frame, 24 for every second."""
+        """PSNR pooled over runs of `length` frames."""
         runs = [self.squared[i : i + length] for i in range(0, len(self.squared), length)]
         return [psnr(sum(run), len(run) * self.values) for run in runs]
+
+    def per_second(self) -> list[float | None]:
+        """PSNR pooled over each second."""
+        return self.curve(max(1, round(self.fps)))
 
     def report(self) -> dict[str, Any]:
         """Plain JSON values."""
@@ -143,6 +147,7 @@ class VideoPair:
         how = f"scikit-image, {settings}, mean over frames" if any(self.squared) else "definition: equal frames have 1"
         return {
             "frames": frames,
+            "fps": self.fps,
             "identical": not any(self.squared),
             "psnr": psnr(sum(self.squared), frames * self.values),
             "ssim": float(np.mean(similar)) if len(similar) == frames else None,
@@ -152,7 +157,7 @@ class VideoPair:
                 "psnr": psnr(max(self.squared), self.values),
                 "ssim_lowest": min(similar) if similar else None,
             },
-            "psnr_per_second": self.curve(FPS),
+            "psnr_per_second": self.per_second(),
             "lag_frames": lag(self.a.thumbs, self.b.thumbs),
             "brightness_spikes": {"a": self.a.spikes(clip), "b": self.b.spikes(clip)},
             "tile_seams": {"a": self.a.seams(self.video), "b": self.b.seams(self.video)},

@@ -71,7 +71,6 @@ class _Axes:
 
 def draw_lines(frame: Frame, series: Mapping[str, Sequence[float | None]], step: float = 1.0) -> str:
     """Each series over 0, step, 2 step, ...; None leaves a gap (an exact value has no decibels)."""
-    known = [value for values in series.values() for value in values if value is not None]
     series = {name: [v if v is not None and math.isfinite(v) else None for v in vs] for name, vs in series.items()}
     known = [value for values in series.values() for value in values if value is not None]
     longest = max((len(values) for values in series.values()), default=0)

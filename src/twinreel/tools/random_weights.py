@@ -29,7 +29,7 @@ from ..parallel import Parallel
 from ..spec import AudioVAESpec, Spec, VideoVAESpec
 from ..weights.keymap import LAYERS, SCALE
 from ..weights.stored import ReadLayer
-from ..weights.stream import assign, finish, narrow, share_of
+from ..weights.stream import Prefixes, assign, finish, narrow, share_of
 
 # Of the released conditioner; text alone passes here, but its weights count.
 VISION = {
@@ -83,7 +83,7 @@ def _drawn(name: str, like: Tensor, shape: tuple[int, ...], device: torch.device
     return {"": draw(name, shape, device, like.dtype)}
 
 
-def fill(module: nn.Module, device: torch.device, apart: str | None = None, draw: Draw = random_tensor) -> nn.Module:
+def fill(module: nn.Module, device: torch.device, apart: Prefixes = (), draw: Draw = random_tensor) -> nn.Module:
     """A module from the meta device, filled and made ready as `load_into` does it: a rank's share where it has one,
     in the dtypes it was built with. Parameters whose names begin with `apart` have their memory already. Raises
     MemoryError: see `check_room`."""
@@ -93,7 +93,7 @@ def fill(module: nn.Module, device: torch.device, apart: str | None = None, draw
         path, _, leaf = name.rpartition(".")
         owner = module.get_submodule(path)
         comes_along = leaf.endswith(SCALE) and hasattr(owner, leaf.removesuffix(SCALE))
-        if comes_along or apart is not None and name.startswith(apart):
+        if comes_along or name.startswith(apart):
             continue
         shape = tuple(meta.shape)
         if leaf == "weight" and hasattr(owner, "shard"):
@@ -104,10 +104,10 @@ def fill(module: nn.Module, device: torch.device, apart: str | None = None, draw
     return module
 
 
-def weights_of(module: nn.Module, apart: str | None = None) -> int:
+def weights_of(module: nn.Module, apart: Prefixes = ()) -> int:
     """Bytes that `fill` draws."""
     given = module.state_dict(keep_vars=True)
-    return sum(x.nbytes for name, x in given.items() if apart is None or not name.startswith(apart))
+    return sum(x.nbytes for name, x in given.items() if not name.startswith(apart))
 
 
 def check_room(need: int, device: torch.device, what: str = "weights") -> None:
@@ -138,7 +138,7 @@ class RandomWeights:
     def __init__(self, spec: Spec, device: torch.device) -> None:
         self.spec, self.device = spec, device
 
-    def load(self, module: nn.Module, part: str, device: torch.device, apart: str | None = None) -> nn.Module:
+    def load(self, module: nn.Module, part: str, device: torch.device, apart: Prefixes = ()) -> nn.Module:
         """See `Weights`."""
         return fill(module, device, apart, self._sound if part.startswith("audio") else random_tensor)
 

@@ -12,8 +12,8 @@ from ..spec import SAMPLE_RATE
 
 WINDOW, HOP = 1024, 256
 FLOOR = 1e-5  # of the magnitude spectrum, -100 dB: silence against silence is no distance
-ENVELOPE = 160  # samples, 5 ms at 32 kHz
-MOST_LAG = 100  # envelope points, half a second
+POINTS = 200  # of an envelope, a second: 5 ms each
+MOST_LAG = POINTS // 2  # half a second
 LEAST_ALIKE = 0.3  # correlation of two envelopes
 FIGURES = ("cosine", "snr", "rmse", "log_spectral_distance_db", "envelope_lag_ms")
 Waveform = NDArray[np.float32]
@@ -30,13 +30,16 @@ def same_bits(a: NDArray[Any], b: NDArray[Any]) -> bool:
 def sound_report(a: Waveform, b: Waveform, rate: int = SAMPLE_RATE) -> dict[str, Any]:
     """Plain JSON values over the samples both have; `snr` takes `a` as the signal, None is infinite.
 
-    With samples that are not finite no figure has a meaning: all are None, and `samples_not_finite` counts them.
+    Where they have none in common all figures are None. With samples that are not finite no figure has a meaning: all
+    are None, and `samples_not_finite` counts them.
     """
-    facts: dict[str, Any] = {"samples": [a.shape[1], b.shape[1]], "identical": same_bits(a, b)}
+    facts: dict[str, Any] = {"samples": [a.shape[1], b.shape[1]], "rate": rate, "identical": same_bits(a, b)}
     broken = [int(np.count_nonzero(~np.isfinite(samples))) for samples in (a, b)]
     if any(broken):
         return facts | dict.fromkeys(FIGURES) | {"samples_not_finite": broken}
-    length = min(a.shape[1], b.shape[1])
+    length = min(facts["samples"])
+    if not length:
+        return facts | dict.fromkeys(FIGURES)
     x, y = a[:, :length].astype(np.float64), b[:, :length].astype(np.float64)
     noise, power = float(((x - y) ** 2).sum()), float((x * x).sum())
     norms = math.sqrt(power * float((y * y).sum()))
@@ -44,9 +47,9 @@ def sound_report(a: Waveform, b: Waveform, rate: int = SAMPLE_RATE) -> dict[str,
         "cosine": float((x * y).sum()) / norms if norms else float(noise == 0),
         # a silent signal has no ratio worth the name: the smallest float32 stands in for its power
         "snr": None if noise == 0 else 10 * math.log10(max(power, float(np.finfo(np.float32).tiny)) / noise),
-        "rmse": math.sqrt(noise / max(1, x.size)),
+        "rmse": math.sqrt(noise / x.size),
         "log_spectral_distance_db": spectral_distance(x, y),
-        "envelope_lag_ms": None if (lag := envelope_lag(x, y)) is None else lag * ENVELOPE / rate * 1000,
+        "envelope_lag_ms": None if (lag := envelope_lag(x, y, rate)) is None else lag * 1000 * step(rate) / rate,
     }
 
 
@@ -65,16 +68,22 @@ def _spectrum(x: NDArray[np.float64]) -> NDArray[np.float64]:
     return np.maximum(magnitude, FLOOR)
 
 
-def envelope(x: NDArray[np.float64]) -> NDArray[np.float64]:
+def step(rate: int) -> int:
+    """Samples of an envelope's point."""
+    return max(1, rate // POINTS)
+
+
+def envelope(x: NDArray[np.float64], rate: int) -> NDArray[np.float64]:
     """Root mean square of both channels over 5 ms."""
-    points = x.shape[1] // ENVELOPE
-    return np.sqrt((x[:, : points * ENVELOPE].reshape(len(x), points, ENVELOPE) ** 2).mean((0, 2)))
+    size = step(rate)
+    points = x.shape[1] // size
+    return np.sqrt((x[:, : points * size].reshape(len(x), points, size) ** 2).mean((0, 2)))
 
 
-def envelope_lag(x: NDArray[np.float64], y: NDArray[np.float64]) -> int | None:
+def envelope_lag(x: NDArray[np.float64], y: NDArray[np.float64], rate: int) -> int | None:
     """Envelope points by which `y` comes later than `x`: the largest correlation within half a second, 0 if tied; None
     where that is under `LEAST_ALIKE`, because sounds that have nothing in common have no lag."""
-    first, second = envelope(x), envelope(y)
+    first, second = envelope(x, rate), envelope(y, rate)
     first, second = first - first.mean() if len(first) else first, second - second.mean() if len(second) else second
     most = min(MOST_LAG, len(first) - 1)
     best, value = 0, -math.inf

@@ -24,7 +24,8 @@ def measure(
     function: Callable[[], object], device: torch.device, seconds: float, *, fewest: int = FEWEST_RUNS,
     warm_up: Callable[[], object] | None = None,
 ) -> dict[str, float]:  # fmt: skip
-    """Run `function` for about `seconds` after a warm-up: median, best and worst seconds of one run, and their number.
+    """Run `function` for about `seconds`, at most 400 times, after a warm-up: median, best and worst seconds of one run,
+    and their number.
 
     A rate that holds for a second is the sustained one: cards lower their clocks at their power limit. With `fewest` 1
     a function that takes longer than `seconds` runs once, after `warm_up` in place of a run of its own.
@@ -129,18 +130,18 @@ def card(device: torch.device) -> dict[str, str]:
 
 
 def kernels(function: Callable[[], object], device: torch.device, most: int = 16) -> list[dict[str, Any]]:
-    """The kernels of one run by time: name, calls, milliseconds, share."""
+    """The kernels of one run by time on the device: name, calls, milliseconds, share of all; on a CPU, its operators."""
     from torch.profiler import ProfilerActivity, profile
 
-    activity = ProfilerActivity.CUDA if device.type == "cuda" else ProfilerActivity.CPU
+    activity, spent_on = ProfilerActivity.CPU, "self_cpu_time_total"
+    if device.type == "cuda":  # beside kernels stand launches and waits of the CPU, which spend no time there
+        activity, spent_on = ProfilerActivity.CUDA, "self_device_time_total"
     with profile(activities=[activity]) as seen:
         function()
         if device.type == "cuda":
             torch.cuda.synchronize(device)
-    rows = [
-        (event.key, event.count, (event.self_device_time_total or event.self_cpu_time_total) / 1e3)
-        for event in seen.key_averages()
-    ]
+    rows = [(event.key, event.count, getattr(event, spent_on) / 1e3) for event in seen.key_averages()]
+    rows = [row for row in rows if row[2] > 0]
     total = sum(spent for _, _, spent in rows) or 1.0
     rows.sort(key=lambda row: -row[2])
     return [

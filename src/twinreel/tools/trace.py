@@ -22,6 +22,7 @@ from .targets import plain
 
 SCHEMA = "twinreel-trace/1"
 MANIFEST = "manifest.json"
+NUMBERED = ("velocity", "frames")  # by step and by clip, also where there is one
 
 
 class Trace:
@@ -45,11 +46,11 @@ class Trace:
 
     def __call__(self, name: str, values: Mapping[str, Any], part: int = 0, parts: int = 1) -> None:
         """Write one boundary; no tensors, no file."""
-        if name == "velocity" and not self.all_steps and part not in (0, parts // 2, parts - 1):
+        if not values or name == "velocity" and not self.all_steps and part not in (0, parts // 2, parts - 1):
             return
         from safetensors.torch import save
 
-        label = name if parts == 1 else f"{name}.{part}"
+        label = f"{name}.{part}" if name in NUMBERED else name
         tensors = {key: _plain(value) for key, value in values.items()}
         file = f"{len(self.boundaries):03d}-{label}.safetensors"
         with self._writing(), replacing(self.folder / file) as temporary:

@@ -18,7 +18,7 @@ from ..watch import Watch, ignore
 from .compare import compare_media, decibels
 from .frozen import FROZEN, Named, frozen_requests
 from .setups import Result, Runs, Setup, check_setups
-from .verdict import check_bounds, summarise, verdict
+from .verdict import check_bounds, summarise, verdict, without_mean
 
 CELLS = ("exact features", "policy alone", "all together")
 
@@ -39,15 +39,15 @@ def validate(
     Requests of tasks that the weights do not have are left out and named. Raises what the engine raises.
     """
     check_bounds(bounds)
-    kept = check_setups((base, test), requests)
+    tests = {"test": test}
+    if matrix:
+        # policy alone before the others: it shares the base's engine
+        alone, engine_only = replace(base, policy=test.policy, steps=test.steps), replace(base, engine=test.engine)
+        tests = dict(zip((CELLS[1], CELLS[0], CELLS[2]), (alone, engine_only, test), strict=True))
+    kept = check_setups((base, *tests.values()), requests)
     with scratch("validate") as folder:
         runs = Runs(folder, watch)
         spec = runs.engine(base.engine).spec
-        tests = {"test": test}
-        if matrix:
-            # policy alone before the others: it shares the base's engine
-            alone, engine_only = replace(base, policy=test.policy, steps=test.steps), replace(base, engine=test.engine)
-            tests = dict(zip((CELLS[1], CELLS[0], CELLS[2]), (alone, engine_only, test), strict=True))
         base_results = runs.run(base, kept)
         cells, results = {}, {}
         for name, setup in tests.items():
@@ -174,12 +174,10 @@ def _figures(summary: Mapping[str, Any]) -> str:
     words = []
     for name, unit in (("video_psnr", "dB"), ("video_ssim", ""), ("audio_snr", "dB"), ("audio_cosine", "")):
         mean, worst = summary[name]["mean"], summary[name]["worst"]
-        if not summary[name]["measured"]:
-            words.append(f"{name} not measured")
-        elif mean is None and summary["not_finite"] and name.startswith("audio"):
-            words.append(f"{name} not finite")
+        if word := without_mean(summary, name):
+            words.append(f"{name} {word}")
         elif unit:
             words.append(f"{name} {decibels(mean)} ({decibels(worst)})")
-        elif mean is not None:
+        else:
             words.append(f"{name} {mean:.4f} ({worst:.4f})")
     return ", ".join(words)

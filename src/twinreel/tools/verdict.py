@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from importlib.util import find_spec
 from typing import Any
 
 from ..errors import ConfigError
@@ -37,16 +38,18 @@ BOUNDS = {
 
 
 def figures(comparison: Mapping[str, Any]) -> dict[str, float | None]:
-    """The four figures of one comparison; infinite where nothing differs, None where it was not measured, and minus
-    infinity where samples are not finite."""
+    """The four figures of one comparison; infinite where nothing differs, None where it was not measured or one sound
+    is longer, and minus infinity where samples are not finite."""
     values: dict[str, float | None] = {}
     for name, (part, key) in FIGURES.items():
         facts = comparison[part]
         value = facts[key]
-        if facts["identical"] and (name != "video_ssim" or value is not None):
-            value = math.inf if name in ("video_psnr", "audio_snr") else 1.0 if value is None else value
+        if facts["identical"]:
+            value = math.inf
         elif facts.get("samples_not_finite"):
             value = -math.inf
+        elif len(set(facts.get("samples", ()))) > 1:
+            value = None  # what one of the two lacks is in no figure
         elif value is None and name in ("video_psnr", "audio_snr"):
             value = math.inf  # only the sign of a zero differs
         values[name] = value
@@ -72,26 +75,34 @@ def summarise(comparisons: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     return result
 
 
+def without_mean(summary: Mapping[str, Any], name: str) -> str | None:
+    """What stands for a figure of `summarise` that has no mean: `not measured`, `not finite` or `exact`."""
+    if not summary[name]["measured"]:
+        return "not measured"
+    if summary[name]["mean"] is not None:
+        return None
+    return "not finite" if summary["not_finite"] and name.startswith("audio") else "exact"
+
+
 def check_bounds(bounds: str) -> None:
-    """Refuse a set of bounds that is unknown. Raises ConfigError."""
+    """Refuse a set of bounds that is unknown, or that needs what is not installed. Raises ConfigError."""
     if bounds not in BOUNDS:
         raise ConfigError(f"bounds: got {shown(bounds)}; use {', '.join(BOUNDS)}")
+    if "video_ssim" in BOUNDS[bounds].least and find_spec("skimage") is None:
+        install = "pip install -c constraints.txt scikit-image"
+        raise ConfigError(f"bounds: {bounds} needs video_ssim, which needs scikit-image; {install}, or use strict")
 
 
 def verdict(summary: Mapping[str, Any], bounds: str) -> str:
-    """`exact`: every request has the same bits. `close`: the named bounds hold. `apart` otherwise. ConfigError for an
-    unknown set, or one that needs a figure that was not measured."""
-    check_bounds(bounds)
+    """`exact`: every request has the same bits. `close`: the named bounds hold. `apart` otherwise, also where one of
+    their figures was not measured. `bounds` is one that `check_bounds` has let pass."""
     if summary["exact"] == summary["of"]:
         return "exact"
     if summary["not_finite"]:
         return "apart"
     chosen = BOUNDS[bounds]
     for name, least in chosen.least.items():
-        if not summary[name]["measured"]:
-            install = "pip install -c constraints.txt scikit-image"
-            raise ConfigError(f"bounds {bounds} need {name}, which needs scikit-image: {install}")
         value = summary[name]["worst" if chosen.every else "mean"]
-        if value is not None and value < least:
+        if not summary[name]["measured"] or value is not None and value < least:
             return "apart"
     return "close"

@@ -9,14 +9,14 @@ from .locate import Checkpoint, locate
 from .verify import verify
 
 if TYPE_CHECKING:
-    from .stream import load_into, stored_bytes, stream_part
+    from .stream import stored_bytes
 
-__all__ = ["Checkpoint", "load_into", "locate", "read_spec", "stored_bytes", "stream_part", "verify"]
+__all__ = ["Checkpoint", "locate", "read_spec", "stored_bytes", "verify"]
 
 
 def __getattr__(name: str) -> Any:
-    if name in ("load_into", "stored_bytes", "stream_part"):
-        from . import stream
+    if name == "stored_bytes":
+        from .stream import stored_bytes
 
-        return getattr(stream, name)
+        return stored_bytes
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

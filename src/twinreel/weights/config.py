@@ -19,6 +19,7 @@ A small model declares what the released files leave to the documentation in one
 from __future__ import annotations
 
 from dataclasses import asdict, replace
+from pathlib import Path
 from typing import Any
 
 from ..errors import CheckpointError
@@ -48,6 +49,7 @@ DIT_WHOLES = {
     "time_dim": ("time_embed_dim", "time_embed_dim"),
     "rope_freqs": ("rope_inv_freq_len", "rope_freq_dim"),
 }
+DIT_CLASSES = ("MiniMaxH3DiTModel", "MiniMaxH3Transformer3DModel")
 DIT_REALS = ("rope_theta", "norm_eps", "qk_norm_eps", "final_norm_eps")
 WORLD_FIELDS = (
     *("hidden_layer", "short_edge", "area_cap", "reference_edge", "partitions"),
@@ -122,6 +124,16 @@ def dit_spec(component: Component) -> DiTSpec:
     return spec
 
 
+def dit_config(spec: DiTSpec, layout: str) -> dict[str, Any]:
+    """The config that `dit_spec` reads `spec` from, in either layout."""
+    column = 0 if layout == ORIGINAL else 1
+    sizes = {names[column]: getattr(spec, key) for key, names in DIT_WHOLES.items()}
+    reals = {name: getattr(spec, name) for name in DIT_REALS}
+    # the public classes know no dtype: it stands there only where it is not the release's
+    stored = {} if spec.dtype == DiTSpec().dtype else {"dtype": spec.dtype}
+    return {"_class_name": DIT_CLASSES[column], **sizes, **reals, "patch_size": list(spec.patch), **stored}
+
+
 def _fp8_edge(component: Component, fields: Fields, spec: DiTSpec) -> int | None:
     """The `blocks` of what `twinreel quantize` writes: `"_twinreel_fp8": {"schema_version": 1, "blocks": 2}`."""
     if FP8 not in fields.data:
@@ -173,18 +185,20 @@ def _world(checkpoint: Checkpoint, block: Fields) -> World:
 
 
 def _shifts(checkpoint: Checkpoint, default: tuple[float, float]) -> tuple[float, float]:
-    """Sigma shifts (video, audio): `_minimax_h3.sigma_shift_scales`, or a diffusers root's two scheduler configs."""
+    """Sigma shifts (video, audio): `_minimax_h3.sigma_shift_scales`, or a diffusers root's two scheduler configs. An index
+    with neither says nothing of them."""
     found: tuple[float, float] | None = None
     for path in checkpoint.indexes:
         scales = Fields(path).block("_minimax_h3").block("sigma_shift_scales")
         scales.known("video", "audio")
-        if not scales.data and any((path.parent / name).is_dir() for name in SCHEDULERS):
-            schedulers = [Fields(path.parent / name / "scheduler_config.json") for name in SCHEDULERS]
+        if schedulers := [Fields(config) for config in scheduler_configs(path)]:
             for scheduler in schedulers:
                 scheduler.fixed(_class_name="MiniMaxH3Scheduler")
             pairs = zip(schedulers, ("shift", "shift"), default, strict=True)
-        else:
+        elif scales.data:
             pairs = zip((scales, scales), ("video", "audio"), default, strict=True)
+        else:
+            continue
         video, audio = (fields.real(name, shift, 0.01, 1000) for fields, name, shift in pairs)
         scales.need(
             found in (None, (video, audio)),
@@ -193,6 +207,14 @@ def _shifts(checkpoint: Checkpoint, default: tuple[float, float]) -> tuple[float
         )
         found = (video, audio)
     return found or default
+
+
+def scheduler_configs(index: Path) -> tuple[Path, ...]:
+    """The configs of a diffusers root that sigma shifts are read from: two, or none."""
+    folders = [index.parent / name for name in SCHEDULERS]
+    if Fields(index).block("_minimax_h3").block("sigma_shift_scales").data or not any(map(Path.is_dir, folders)):
+        return ()
+    return tuple(folder / "scheduler_config.json" for folder in folders)
 
 
 def _check_together(checkpoint: Checkpoint, spec: Spec) -> None:

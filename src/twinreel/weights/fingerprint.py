@@ -12,9 +12,9 @@ SAMPLE_BYTES = 4096
 
 
 def fingerprint(component: Component) -> str:
-    """SHA-256 of the component's safetensors files: sizes and, of each, 64 evenly spread samples of 4 KiB.
+    """SHA-256 of the component's safetensors files: sizes and, of each, its header and 64 evenly spread samples of 4 KiB.
 
-    The first sample holds the header, so names, shapes and dtypes count. `twinreel verify` hashes every byte.
+    The header has names, shapes and dtypes. `twinreel verify` hashes every byte.
     Raises CheckpointError when the folder holds no weights.
     """
     sha = hashlib.sha256()
@@ -22,6 +22,7 @@ def fingerprint(component: Component) -> str:
         with reading(shard), opened(shard) as file:
             size = shard.stat().st_size
             sha.update(f"{shard.name} {size}\n".encode())
+            sha.update(file.read(int.from_bytes(file.read(8), "little")))  # `open_weights` has looked at its length
             for i in range(SAMPLES):
                 file.seek(max(0, size - SAMPLE_BYTES) * i // (SAMPLES - 1))
                 sha.update(file.read(SAMPLE_BYTES))

@@ -22,6 +22,7 @@ from .recognise import (
     listing,
     no_folder,
     recognise,
+    small_files,
 )
 
 SLOTS = {"transformer": Partition("fl2va", ("t2va", "fl2va")), "transformer_ref": Partition("ref2va", ("ref2va",))}
@@ -213,8 +214,9 @@ def _declaration(folder: Path) -> Partition | None:
 def _partition(block: Fields, name: str) -> Partition:
     """Name and tasks of a partition, as a block declares them."""
     given, tasks = block.data.get(name), block.data.get("tasks")
-    if not isinstance(given, str) or not given.isprintable() or not given:
-        block.fail(name, f"a name is needed, got {shown(given)}")
+    # `quantize` makes it the name of a folder
+    if not isinstance(given, str) or not given.isprintable() or given in ("", ".", "..") or Path(given).name != given:
+        block.fail(name, f"a plain name is needed, got {shown(given)}")
     if not isinstance(tasks, list) or not tasks:
         block.fail("tasks", f"a list of names is needed, got {shown(tasks)}")
     for task in tasks:
@@ -309,11 +311,13 @@ def _of_kind(folder: Path, kind: str, layout: str, reason: str) -> Component:
 
 
 def _same(first: Component, second: Component) -> None:
-    """Two partitions share one copy of everything but the DiT; copies that differ are no choice for us to make."""
+    """Two partitions share one copy of everything but the DiT; copies that differ are no choice for us to make. Small
+    files that both have are compared whole, of weights the sizes alone: hashing them is `twinreel verify`'s."""
     ours, theirs = (_fingerprint(component) for component in (first, second))
-    differing = sorted(name for name in ours.keys() & theirs.keys() if ours[name] != theirs[name])
-    if differing or ours.keys() != theirs.keys():
-        names = ", ".join(differing or sorted(ours.keys() ^ theirs.keys()))
+    differing = {name for name in ours.keys() & theirs.keys() if ours[name] != theirs[name]}
+    differing |= {name for name in ours.keys() ^ theirs.keys() if name.endswith(".safetensors")}
+    if differing:
+        names = ", ".join(sorted(differing))
         raise CheckpointError(
             f"{first.folder} and {second.folder} should be the same {first.kind} and differ in {names}; "
             "name the one to use as a component"
@@ -321,13 +325,9 @@ def _same(first: Component, second: Component) -> None:
 
 
 def _fingerprint(component: Component) -> dict[str, int | bytes]:
-    if component.kind in MEMBERS:
-        return {
-            name: read_bytes(component.folder / name)
-            for name in MEMBERS[component.kind]
-            if there(component.folder / name)
-        }
-    result: dict[str, int | bytes] = {"config.json": read_bytes(component.config)}
+    result: dict[str, int | bytes] = {
+        str(path.relative_to(component.folder)): read_bytes(path) for path in small_files(component)
+    }
     return result | {path.name: path.stat().st_size for path in ending(component.weights, ".safetensors")}
 
 

@@ -22,13 +22,14 @@ from torch import Tensor
 
 from ..errors import CheckpointError, RequestError
 from ..precision import Fp8, check_weights
-from ..spec import DiTSpec, Partition, Spec
-from .config import DIT_REALS, DIT_WHOLES, FP8, read_spec
+from ..spec import Partition, Spec
+from ..unfinished import give_name, unfinished
+from .config import FP8, dit_config, read_spec
 from .files import BYTES, DTYPES, opened, read_json, reading, there
 from .keymap import COMPONENTS, SCALE, Stored, stored_tensors, total_bytes
 from .locate import Checkpoint, locate
 from .recognise import ORIGINAL, Component
-from .stream import narrow, parameters_of
+from .stream import ROPE, narrow, parameters_of, rope_frequencies
 from .tensors import open_component
 from .tokenizer import load_tokenizer
 
@@ -42,8 +43,9 @@ def quantize(source: str | os.PathLike[str], target: str | os.PathLike[str], blo
     """Write `source` as `target`, a new folder, all but the first and last `blocks` blocks of each DiT in e4m3.
 
     `tell` hears of each file begun. Returns facts for printing. Raises RequestError for a target that cannot be written,
-    ConfigError for a number of blocks that leaves none, CheckpointError for weights that cannot be read, hold values that
-    are not finite, or are quantized already. A target is there whole or not at all.
+    ConfigError for a number of blocks that leaves none, CheckpointError for weights that cannot be read or are quantized
+    already, and for DiTs that hold values that are not finite. A target is there whole or not at all, made by one run: each
+    writes beside it, in a folder of its own that ends in `.part` and stays only where a run is killed.
     """
     checkpoint = locate(source)
     spec = read_spec(checkpoint)
@@ -54,23 +56,24 @@ def quantize(source: str | os.PathLike[str], target: str | os.PathLike[str], blo
         )
     check_weights(str(Fp8(blocks)), spec.dit)
     narrow_spec = replace(spec, dit=replace(spec.dit, fp8_edge=blocks))
-    made, partial = Path(target).absolute(), Path(target).absolute().with_name(Path(target).name + ".part")
+    made = Path(target).absolute()
     size = len(checkpoint.dits) * total_bytes(stored_tensors("transformer", ORIGINAL, narrow_spec))
-    _check_target(made, partial, size)
+    _check_target(made, size)
     _check_source(checkpoint, spec)
     rest = _rest(checkpoint)
     try:
-        folders = [_write_dit(checkpoint, name, spec, narrow_spec, partial, tell) for name in checkpoint.dits]
-        linked = sum(_share(path, partial / name) for name, path in rest.items())
-        os.replace(partial, made)
+        with unfinished(made) as partial:
+            folders = [_write_dit(checkpoint, name, spec, narrow_spec, partial, tell) for name in checkpoint.dits]
+            linked = sum(_share(path, partial / name) for name, path in rest.items())
+            give_name(partial, made)
+    except FileExistsError:
+        raise RequestError("target", f"{made} was made by another run meanwhile; name a new folder") from None
     except OSError as error:
         raise RequestError("target", f"{made} cannot be written: {error.strerror or error}") from error
-    finally:
-        shutil.rmtree(partial, ignore_errors=True)
     dits = [str(made / folder) for folder in folders]
     use = ["twinreel", "generate", "--model", str(made if rest else checkpoint.path)]
-    for name, folder in () if rest else zip(("transformer", "transformer_ref"), dits, strict=False):
-        use += ["--component", f"{name}={folder}"]
+    for dit, folder in () if rest else zip(checkpoint.dits.values(), dits, strict=True):
+        use += ["--component", f"{dit.folder.name}={folder}"]  # a diffusers root has them by slot
     use += ["--precision", f"fp8:blocks={blocks}"]
     shared = f"{len(rest)} files, {linked} of them linked, the others copied"
     shared = shared if rest else "left where it is: the source is a diffusers root"
@@ -85,11 +88,9 @@ def _check_source(checkpoint: Checkpoint, spec: Spec) -> None:
     load_tokenizer(checkpoint.folders["tokenizer"], spec.text)
 
 
-def _check_target(made: Path, partial: Path, size: int) -> None:
-    for path in (made, partial):
-        if os.path.lexists(path):  # also a link that leads nowhere
-            told = "is left of a run that was ended; remove it" if path == partial else "exists; name a new folder"
-            raise RequestError("target", f"{path} {told}")
+def _check_target(made: Path, size: int) -> None:
+    if os.path.lexists(made):  # also a link that leads nowhere
+        raise RequestError("target", f"{made} exists; name a new folder")
     if not made.parent.is_dir():
         raise RequestError("target", f"{made.parent} is no folder; make it first")
     free = shutil.disk_usage(made.parent).free
@@ -108,7 +109,7 @@ def _write_dit(checkpoint: Checkpoint, name: str, spec: Spec, narrow_spec: Spec,
         config = read_json(component.config)
     else:
         folder = Path(name) / "transformer"
-        config = dit_config(spec.dit)
+        config = dit_config(spec.dit, ORIGINAL)
         _write_json(root / name / "model_index.json", _index(partition))
     assert narrow_spec.dit.fp8_edge is not None
     _write_json(
@@ -126,19 +127,11 @@ def _tensors(component: Component, spec: Spec, rows: Mapping[str, Stored]) -> It
     """Every tensor of `rows` once, in any order."""
     files, expected = open_component(component, spec)
     for name, whole in parameters_of(files, expected):
-        if name + SCALE not in rows:
-            yield name, whole
-            continue
-        parts = narrow(name, whole)
-        if not parts[name + SCALE].isfinite().all():
+        if not whole.isfinite().all():
             raise CheckpointError(f"{component.weights}: {name}: holds values that are not finite; download it again")
-        yield from parts.items()
+        yield from (narrow(name, whole) if name + SCALE in rows else {name: whole}).items()
     if all(row.name != ROPE for row in expected.values()):
-        exponent = torch.arange(0, 2 * spec.dit.rope_freqs, 2, dtype=torch.float32) / (2 * spec.dit.rope_freqs)
-        yield ROPE, 1.0 / spec.dit.rope_theta**exponent
-
-
-ROPE = "rope.inv_freq"  # the original layout stores it, the diffusers layout does not
+        yield ROPE, rope_frequencies(spec.dit)
 
 
 @dataclass(frozen=True)
@@ -231,13 +224,6 @@ def _share(path: Path, copy: Path) -> bool:
     with opened(path) as source, copy.open("wb") as file:
         shutil.copyfileobj(source, file)
     return False
-
-
-def dit_config(spec: DiTSpec) -> dict[str, Any]:
-    """The original layout's config of a DiT (SPEC 1.2)."""
-    sizes = {names[0]: getattr(spec, key) for key, names in DIT_WHOLES.items()}
-    reals = {name: getattr(spec, name) for name in DIT_REALS}
-    return {"_class_name": "MiniMaxH3DiTModel", **sizes, **reals, "patch_size": list(spec.patch), "dtype": spec.dtype}
 
 
 def _index(partition: Partition) -> dict[str, Any]:

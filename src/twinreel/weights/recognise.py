@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -42,6 +43,7 @@ MARKERS = {
 }
 TOKENIZER_FILES = ("tokenizer.json", "vocab.json")
 PROCESSOR_FILES = ("preprocessor_config.json",)
+SMALL = (".json", ".yaml", ".txt", ".jinja")
 
 
 @dataclass(frozen=True)
@@ -158,6 +160,14 @@ def _inside(folder: Path, relative: Any, config: Path) -> Path:
     if not target.resolve().is_relative_to(folder.resolve()):
         raise CheckpointError(f"{config}: source_path: {relative!r} leads out of the folder")
     return target
+
+
+def small_files(component: Component) -> Iterator[Path]:
+    """Config, index, tokenizer and processor files. CheckpointError for what is called so and is no file."""
+    for folder in dict.fromkeys((component.folder, component.weights)):
+        for path in sorted(folder.iterdir()):
+            if path.suffix in SMALL and there(path):
+                yield path
 
 
 def listing(folder: Path) -> str:

@@ -14,7 +14,7 @@ from .fingerprint import fingerprint
 from .layer_files import LayerFiles
 from .locate import Checkpoint
 from .recognise import Component
-from .stream import load_into, stream_part
+from .stream import Prefixes, load_into, stream_part
 from .tensors import open_component
 from .tokenizer import load_tokenizer
 
@@ -30,7 +30,7 @@ class Weights(Protocol):
     layout: str
     notes: tuple[str, ...]  # what was taken from elsewhere, or by default
 
-    def load(self, module: nn.Module, part: str, device: torch.device, apart: str | None = None) -> nn.Module:
+    def load(self, module: nn.Module, part: str, device: torch.device, apart: Prefixes = ()) -> nn.Module:
         """`load_into`: fill a module built on the meta device, but for the parameters that begin with `apart`."""
         ...
 
@@ -62,7 +62,7 @@ class StoredWeights:
         self.spec, self.path, self.layout = read_spec(checkpoint), checkpoint.path, checkpoint.layout
         self._checkpoint, self.notes = checkpoint, checkpoint.notes
 
-    def load(self, module: nn.Module, part: str, device: torch.device, apart: str | None = None) -> nn.Module:
+    def load(self, module: nn.Module, part: str, device: torch.device, apart: Prefixes = ()) -> nn.Module:
         """See `Weights`."""
         return load_into(module, self._checkpoint, self.spec, part, device, apart=apart)
 

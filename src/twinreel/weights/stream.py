@@ -13,28 +13,29 @@ from torch import Tensor, nn
 from ..errors import CheckpointError
 from ..ops.e4m3 import E4M3
 from ..ops.reference import quantize_rows
-from ..spec import Spec
+from ..spec import DiTSpec, Spec
 from .files import BYTES, Entry, WeightFiles, opened, reading
 from .keymap import MODULES, NARROW_ROWS, SCALE, SLOT, SWAPPED, WHOLE, Stored, stored_tensors
 from .locate import Checkpoint
 from .tensors import open_component
 
 READ_BYTES = 64 << 20
+Prefixes = str | tuple[str, ...]  # of parameter names
+ROPE = "rope.inv_freq"  # the original layout stores it, the diffusers layout does not
 
 
 def load_into(
     module: nn.Module, checkpoint: Checkpoint, spec: Spec, part: str, device: torch.device | str = "cpu",
-    dtype: torch.dtype | None = None, *, apart: str | None = None,
+    *, apart: Prefixes = (),
 ) -> nn.Module:  # fmt: skip
     """Fill a module built on the meta device with its stored tensors, and return it frozen and in eval mode.
 
     `part` names the module ("text_encoder", "video_encoder", "video_decoder", "audio_encoder", "audio_decoder", "dit",
     "modulation"; the last two as "dit:ref2va" where several partitions are loaded). Each parameter is made on `device`
-    in the dtype it was built with (`dtype` overrides that, never for the float32 islands), in memory of its own; one
-    built in e4m3 is quantized as it arrives, unless the files hold it so. An
-    owner with `shard(whole)` gets its share of the whole tensor. The host holds one stored tensor at a time besides
-    what stays there. Afterwards the module's `init_buffers(device)` and `freeze()` are called if it has them. Parameters
-    whose names begin with `apart` are checked and left alone: they have their memory already.
+    in the dtype it was built with, in memory of its own; one built in e4m3 is quantized as it arrives, unless the files
+    hold it so. An owner with `shard(whole)` gets its share of the whole tensor. The host holds one stored tensor at a
+    time besides what stays there. Afterwards the module's `init_buffers(device)` and `freeze()` are called if it has
+    them. Parameters whose names begin with `apart` are checked and left alone: they have their memory already.
 
     Raises CheckpointError when the component's files do not hold exactly the tensors that the sizes ask for: absent,
     left-over, of another shape or dtype (the first ten and the count), or when a file is damaged.
@@ -43,9 +44,9 @@ def load_into(
     component = checkpoint.component(name, partition or None)
     files, expected = open_component(component, spec)
     rows = {stored: row for stored, row in expected.items() if row.module == name}
-    slots = _slots(module, rows.values(), dtype)
+    slots = _slots(module, rows.values())
     assembly = _Assembly(torch.device(device))
-    wanted = [name for name, row in rows.items() if apart is None or not row.parameter.startswith(apart)]
+    wanted = [name for name, row in rows.items() if not row.parameter.startswith(apart)]
     for stored, tensor in read_tensors(files, wanted):
         owner, leaf, target_dtype = slots[rows[stored].parameter]
         whole = assembly.add(rows[stored], tensor, target_dtype)
@@ -89,6 +90,12 @@ def parameters_of(files: WeightFiles, rows: Mapping[str, Stored]) -> Iterator[tu
         if whole is not None:
             yield rows[stored].parameter or stored, whole
         del tensor, whole
+
+
+def rope_frequencies(spec: DiTSpec) -> Tensor:
+    """What the original layout stores as `ROPE`, fp32 [rope_freqs]. The DiT computes its own (SPEC 2.4)."""
+    exponent = torch.arange(0, 2 * spec.rope_freqs, 2, dtype=torch.float32) / (2 * spec.rope_freqs)
+    return 1.0 / spec.rope_theta**exponent
 
 
 def stored_bytes(spec: Spec, part: str) -> int:
@@ -146,7 +153,7 @@ def _narrows(owner: nn.Module, leaf: str, stored: torch.dtype) -> bool:
 Place = tuple[nn.Module, str, torch.dtype]
 
 
-def _slots(module: nn.Module, rows: Iterable[Stored], dtype: torch.dtype | None) -> dict[str, Place]:
+def _slots(module: nn.Module, rows: Iterable[Stored]) -> dict[str, Place]:
     """Parameter name -> owner, leaf and dtype. Our own modules and key map must agree, hence assertions."""
     state = module.state_dict(keep_vars=True)
     targets = {row.parameter: row for row in rows}
@@ -160,8 +167,7 @@ def _slots(module: nn.Module, rows: Iterable[Stored], dtype: torch.dtype | None)
         shape = share_of(owner, leaf, torch.empty(row.target_shape, device="meta")).shape
         assert parameter.shape == shape, f"{name}: module has {list(parameter.shape)}, key map {list(shape)}"
         assert not row.island or parameter.dtype == torch.float32, f"{name}: an fp32 island built as {parameter.dtype}"
-        wanted = parameter.dtype if row.island or dtype is None else dtype
-        slots[name] = owner, leaf, getattr(torch, row.dtype) if name + SCALE in made else wanted
+        slots[name] = owner, leaf, getattr(torch, row.dtype) if name + SCALE in made else parameter.dtype
     return slots
 
 

@@ -18,11 +18,12 @@ import numpy as np
 
 from ..errors import CheckpointError, RequestError
 from ..spec import DiTSpec, Spec
-from .config import read_spec
-from .files import Entry, first_ten, open_weights, opened, read_bytes, read_json, reading, there
-from .keymap import COMPONENTS, canonical_names, stored_tensors, total_bytes
+from ..unfinished import give_name, unfinished, write_probe
+from .config import read_spec, scheduler_configs
+from .files import Entry, first_ten, open_weights, opened, read_bytes, read_json, reading
+from .keymap import COMPONENTS, canonical_names, stored_tensors
 from .locate import Checkpoint, locate
-from .recognise import Component
+from .recognise import Component, small_files
 from .tensors import compare
 from .tokenizer import load_tokenizer
 
@@ -55,8 +56,8 @@ def verify(
     every file against the manifest.
 
     Returns facts for printing: layout, partitions, tensors and bytes of each component, and `manifest`: "matches N
-    files", "written, N files", "not written (...)" or "not compared (...)". `write_manifest` writes it after
-    all other checks passed.
+    files", "written, N files", "not written (...)" or "not compared (...)". With `components` it may list files that are
+    not read, and their number is told. `write_manifest` writes it after all other checks passed.
     Raises CheckpointError with the first ten problems and the count when anything differs, and RequestError where a
     manifest to write is there already: it may disagree, and is the only one who knows.
     """
@@ -68,7 +69,7 @@ def verify(
         )
     if write_manifest:
         try:
-            _write(manifest, "").unlink()  # before hours of reading
+            write_probe(manifest)  # before hours of reading
         except OSError as error:
             why = error.strerror or error
             raise RequestError("write_manifest", f"{manifest} cannot be written ({why}); leave it out") from None
@@ -76,7 +77,7 @@ def verify(
         findings = examine(checkpoint)
     outcome = "not compared (no manifest beside the weights; --write-manifest makes one)"
     if os.path.lexists(manifest):
-        outcome = _compare_manifest(manifest, findings)
+        outcome = _compare_manifest(manifest, findings, bool(components))
     if findings.problems:
         raise CheckpointError(f"{checkpoint.path}: {first_ten(findings.problems)}")
     if write_manifest:
@@ -104,10 +105,12 @@ def examine(checkpoint: Checkpoint) -> Findings:
             facts = _examine_component(component, spec, checkpoint, findings, seen)
             if facts is not None:
                 findings.facts[label] = facts
-        for file in sorted(_small_files(component)):
-            _hash_whole(file, checkpoint, findings, seen)
+        for file in small_files(component):
+            if file.name != MANIFEST:
+                _hash_whole(file, checkpoint, findings, seen)
     for index in checkpoint.indexes:
-        _hash_whole(index, checkpoint, findings, seen)
+        for file in (index, *scheduler_configs(index)):
+            _hash_whole(file, checkpoint, findings, seen)
     try:
         tokenizer = load_tokenizer(checkpoint.folders["tokenizer"], spec.text)
         findings.facts["tokenizer"] = f"{len(tokenizer.backend)} tokens"
@@ -137,9 +140,6 @@ def _examine_component(
     declared, counted = files.declared_bytes, files.total_bytes
     if declared is not None and declared != counted:
         findings.problems.append(f"{where}: the index's total_size is {declared}, the shards hold {counted} bytes")
-    needed = total_bytes({name: row for name, row in expected.items() if not row.optional or name in names.values()})
-    if counted != needed and not found:
-        findings.problems.append(f"{where}: {counted} bytes, the config needs {needed}")
     if "rope.inv_freq" in files.entries and not found:
         findings.problems += _check_rope(files.entries["rope.inv_freq"], spec.dit, where)
     for shard in files.shards:
@@ -198,14 +198,6 @@ def _blocks(file: Any, size: int) -> Iterator[bytes]:
         yield block
 
 
-def _small_files(component: Component) -> Iterator[Path]:
-    """Config, index, tokenizer and processor files."""
-    for folder in {component.folder, component.weights}:
-        for path in folder.iterdir():
-            if path.suffix in (".json", ".yaml", ".txt", ".jinja") and path.name != MANIFEST and there(path):
-                yield path
-
-
 def _hash_whole(file: Path, checkpoint: Checkpoint, findings: Findings, seen: set[Path]) -> None:
     if file not in seen:
         seen.add(file)
@@ -226,7 +218,8 @@ def _label(path: Path, checkpoint: Checkpoint) -> str:
     return absolute.relative_to(root).as_posix() if absolute.is_relative_to(root) else str(path)
 
 
-def _compare_manifest(manifest: Path, findings: Findings) -> str:
+def _compare_manifest(manifest: Path, findings: Findings, replaced: bool) -> str:
+    """Hold the hashes against the manifest. Where components were `replaced`, it lists files that nobody read."""
     listed = read_json(manifest).get("files")
     if not isinstance(listed, dict) or not all(isinstance(facts, dict) for facts in listed.values()):
         raise CheckpointError(
@@ -238,9 +231,10 @@ def _compare_manifest(manifest: Path, findings: Findings) -> str:
         elif listed[name] != facts:
             got, needed = (str(side.get("sha256", "")) for side in (facts, listed[name]))
             findings.problems.append(f"{name}: SHA-256 {got[:16]}..., {MANIFEST} has {needed[:16]}...")
-    findings.problems += [
-        f"{name}: in {MANIFEST} and not among the files read" for name in listed if name not in findings.digests
-    ]
+    unread = [name for name in listed if name not in findings.digests]
+    if replaced and unread:
+        return f"matches {len(findings.digests)} files, {len(unread)} more are listed and were not read"
+    findings.problems += [f"{name}: in {MANIFEST} and not among the files read" for name in unread]
     return f"matches {len(findings.digests)} files"
 
 
@@ -248,17 +242,9 @@ def _write_manifest(manifest: Path, digests: Mapping[str, Mapping[str, Any]]) ->
     """Whole or not at all: written beside its place, then put there. What became of it: the rest was found all the same."""
     text = json.dumps({"schema_version": 1, "files": dict(sorted(digests.items()))}, indent=1) + "\n"
     try:
-        os.replace(_write(manifest, text), manifest)
+        with unfinished(manifest) as partial:
+            partial.write_text(text, encoding="utf-8")
+            give_name(partial, manifest)
     except OSError as error:
         return f"not written ({error.strerror or error})"
     return f"written, {len(digests)} files"
-
-
-def _write(manifest: Path, text: str) -> Path:
-    partial = manifest.with_name(f".{manifest.name}.{os.getpid()}.part")
-    try:
-        partial.write_text(text, encoding="utf-8")
-    except OSError:
-        partial.unlink(missing_ok=True)
-        raise
-    return partial

@@ -212,8 +212,9 @@ def _compare_sound(path: Path, kind: Kind, waveform: NDArray[np.float32]) -> lis
     found, same = 0, True
     expected = whole_24(waveform) if kind.audio == "flac" else None
     for samples in _decoded(path):
-        if expected is not None and samples.dtype == np.int32:
-            same &= np.array_equal(samples >> 8, expected[:, found : found + samples.shape[1]])
+        if expected is not None:
+            part = expected[:, found : found + samples.shape[1]]
+            same &= samples.dtype == np.int32 and np.array_equal(samples >> 8, part)
         found += samples.shape[1]
     # AAC comes in frames of 1,024: the edit list, not the decoder, says where the last one ends
     whole = -(-length // AUDIO_FRAME) * AUDIO_FRAME if kind.audio == "aac" else length
