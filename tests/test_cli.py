@@ -152,6 +152,15 @@ def test_warnings_are_told_once_and_are_in_the_json(capsys):
     assert err.splitlines() == [f"twinreel: warning: {word}" for word in ("odd words", "taken", "idle")]
 
 
+@pytest.mark.parametrize("kept", [{"latents": "a.safetensors"}, {}])
+def test_a_fault_of_the_sound_says_where_the_latents_are_if_they_are(kept: dict[str, str], capsys):
+    Recorder.more = {"faults": ["its sound differs"], **kept}
+    assert cli.main(["generate", "A cat.", "--json", "--model", "w", "--quiet"]) == 5
+    out, err = capsys.readouterr()
+    assert json.loads(out)["output"] == "out.mp4" and "its sound differs" in err
+    assert ("kept in a.safetensors" in err) == bool(kept)
+
+
 def test_the_bundled_model_is_named_plainly(capsys):
     assert cli.main(["generate", "A cat.", "--quiet"]) == 0
     err = capsys.readouterr().err

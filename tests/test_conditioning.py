@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import pickle
 from pathlib import Path
 
 import numpy as np
@@ -40,6 +41,11 @@ def test_different_values_have_different_keys() -> None:
 @pytest.fixture(scope="module")
 def engine(tiny_original: Path) -> Engine:
     return Engine(EngineConfig(model=str(tiny_original), device="cpu", threads=2), ConditionCache(64 << 20))
+
+
+def test_a_cache_travels_to_the_ranks() -> None:
+    sent = pickle.loads(pickle.dumps(ConditionCache(7)))
+    assert sent.limit == 7 and not len(sent)
 
 
 def test_hits_give_the_same_bits_and_only_where_they_may(engine: Engine, tiny_original: Path) -> None:
@@ -97,6 +103,7 @@ def test_weights_and_choices_are_part_of_the_key(
         cache.keep([wanted], [torch.zeros(1)], other.parts)
         assert cache.recall([wanted], other.parts) != [None]
     keys = {ConditionCache(1)._key(wanted, engine.parts)}
+    monkeypatch.setattr(engine.parts, "versions", {})
     monkeypatch.setattr(engine.parts.weights, "version", lambda part: "other weights")
     keys.add(ConditionCache(1)._key(wanted, engine.parts))
     assert len(keys) == 2

@@ -220,6 +220,20 @@ def test_an_error_of_the_watch_beside_the_last_word_of_another_rank_costs_no_ran
     assert made.pids == before and run(made, "next") == "next"
 
 
+def test_a_caller_that_is_busy_for_long_costs_no_rank(made: Ranks, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A blocked terminal, a slow disk under what follows the values."""
+    before = made.pids
+    monkeypatch.setattr(ranks, "SILENCE", 0.5)
+
+    def busy(*given: object) -> None:
+        time.sleep(1.0)
+        made.cancel()
+
+    with pytest.raises(Cancelled):
+        run(made, "wait", busy)
+    assert made.pids == before and run(made, "next") == "next"
+
+
 def test_a_rank_finds_the_modules_of_this_process_and_no_others(
     gate: Gate, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -338,3 +338,19 @@ def test_a_request_runs_in_chunks(
     monkeypatch.setattr("twinreel.config.ROW_UNIT", 16)
     _, report = run(row_chunk=32)
     assert report["sha256"] == plain["sha256"] and report["memory"]["row_chunk"] == 32  # type: ignore[index]
+
+
+def test_tables_of_the_running_schedule_stay_where_memory_is_just_enough(tiny_original: Path) -> None:
+    """They are among what the request needs: nothing need be left for them besides."""
+
+    def runs(memory: float) -> tuple[int, list[str]]:
+        config = EngineConfig(
+            model=str(tiny_original), device="cpu", residency="stages", adaln="precompute", host_memory=memory
+        )
+        engine = Engine(config)
+        made = [engine.generate(REQUEST).report["adaln"]["tables"] for _ in range(3)]
+        return engine.parts._choice.host_bytes, made
+
+    need, plenty = runs(64.0)
+    assert plenty[0] == "made" and "made" not in plenty[1:]
+    assert runs((need * choosing.NEAR + 1024) / GIB) == (need, plenty)

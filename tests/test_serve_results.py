@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 from pathlib import Path
 from typing import Any
@@ -80,6 +81,7 @@ def test_damaged_latents_go_under_all_their_names(
         ("twinreel.engine.check_space", RequestError("output", "about 9 MB are needed, 1 MB are free")),
         ("twinreel.parts.Parts.check_files", CheckpointError("the weights are not whole")),
         ("twinreel.finish._in_use", RequestError("latents", "another run is finishing them")),
+        ("twinreel.output.latents.Path.open", OSError(errno.EMFILE, "Too many open files")),
     ],
     ids=lambda value: value.rpartition(".")[2] if isinstance(value, str) else type(value).__name__,
 )
@@ -92,7 +94,7 @@ def test_a_decode_that_fails_leaves_good_latents(
     leave(tmp_path, (OWN, KEPT), saved)
     with monkeypatch.context() as patch:
         patch.setattr(place, fail)
-        with pytest.raises(type(error)):
+        with pytest.raises((type(error), RequestError)):
             attempt(engine, tmp_path)
     assert attempt(engine, tmp_path)["resumed"]
 

@@ -26,6 +26,7 @@ LOST = {
     "die": "SIGKILL",
     "torn": "SIGKILL",
     "noise": "is no answer: b'noise",
+    "number": r"is no answer: b'\[1\]",
     "leave": "exit code 7; its last words: the last words",
     "hang": "said nothing for 1.5 s",
 }

@@ -274,7 +274,8 @@ def tell(report: dict[str, Any], how: ReportFlags) -> int:
     for retry in report.get("decode", {}).get("retries", ()):
         print(f"twinreel: out of memory at {retry['at']}, decoded {retry['then']}", file=sys.stderr)
     for fault in faults:
-        print(f"twinreel: {fault}; the latents are kept in {report['latents']}", file=sys.stderr)
+        kept = f"; the latents are kept in {report['latents']}" if "latents" in report else ""
+        print(f"twinreel: {fault}{kept}", file=sys.stderr)
     if how.json:
         put({"ok": not faults} | result(report) | found)
     else:

@@ -11,7 +11,6 @@ from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, is_dataclass
 from typing import TYPE_CHECKING, Any, Protocol
-from weakref import WeakKeyDictionary
 
 import numpy as np
 import torch
@@ -60,7 +59,6 @@ class ConditionCache:
     def __init__(self, limit: int) -> None:
         self.limit, self.size = limit, 0
         self._values: OrderedDict[str, Tensor] = OrderedDict()
-        self._versions: WeakKeyDictionary[Parts, dict[str, str]] = WeakKeyDictionary()
 
     def __len__(self) -> int:
         return len(self._values)
@@ -94,12 +92,11 @@ class ConditionCache:
         return sha.hexdigest()
 
     def _version(self, part: str, parts: Parts) -> str:
-        versions = self._versions.setdefault(parts, {})  # weights are sampled once, and each engine has its own
-        if part not in versions:
+        if part not in parts.versions:  # weights are sampled once, and each engine has its own
             choices = parts.choices
             bits = (str(choices.device), choices.dtype, choices.vae_encode, choices.ops.name, choices.threads)
-            versions[part] = f"{parts.weights.version(part)} {bits} {torch.__version__}"
-        return versions[part]
+            parts.versions[part] = f"{parts.weights.version(part)} {bits} {torch.__version__}"
+        return parts.versions[part]
 
 
 def absorb(sha: Any, value: Any) -> None:

@@ -179,5 +179,5 @@ def module(name: str, *words: str) -> list[str]:
 
 def environment(more: Mapping[str, Any] | None = None) -> dict[str, str]:
     """This process's variables with `more`, for one that it starts: that finds the modules that this one finds."""
-    found = {"PYTHONPATH": os.pathsep.join(path or "." for path in sys.path)}
+    found = {"PYTHONPATH": os.pathsep.join(path or "." for path in sys.path if isinstance(path, str))}
     return {**os.environ, **found, **{name: str(value) for name, value in (more or {}).items()}}

@@ -61,6 +61,7 @@ class Parts:
         self._hosted: OrderedDict[str, Hosted] = OrderedDict()
         self._fetched: dict[str, dict[str, int]] = {}
         self._tokenizer: Any = None
+        self.versions: dict[str, str] = {}  # what the condition cache knows weights and choices of an encoder by
 
     @property
     def residency(self) -> str:

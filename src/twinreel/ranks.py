@@ -190,7 +190,11 @@ class Ranks:
     def _messages(self) -> Iterator[tuple[Member, tuple[Any, ...]]]:
         """The next message of each rank that has one, each read when it is asked for."""
         lines = {member.line: member for member in self._members if member.rank in self._waiting}
-        for line in wait(list(lines), PULSE):
+        heard = wait(list(lines), PULSE)
+        for member in lines.values():  # before the caller may be busy for longer than that
+            if member.line not in heard and time.monotonic() - member.heard > SILENCE:
+                raise self._broken(RankLost(f"rank {member.rank} gave no sign of life for {SILENCE:.0f} s"), None)
+        for line in heard:
             assert isinstance(line, Connection)
             try:
                 message = self._heard(line)
@@ -198,9 +202,6 @@ class Ranks:
                 raise self._broken(error, None) from None
             lines[line].heard = time.monotonic()
             yield lines[line], message
-        for member in lines.values():
-            if time.monotonic() - member.heard > SILENCE:
-                raise self._broken(RankLost(f"rank {member.rank} gave no sign of life for {SILENCE:.0f} s"), None)
 
     def _broken(self, error: BaseException, failed: int | None) -> BaseException:
         """The cause of a run that cannot go on; the ranks are ended and started anew."""

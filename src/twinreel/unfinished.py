@@ -7,7 +7,7 @@ import os
 import secrets
 import shutil
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 OCCUPIED = (errno.EEXIST, errno.ENOTEMPTY, errno.ENOTDIR)  # what renaming a folder onto something is answered with
@@ -49,12 +49,14 @@ def give_name(temporary: Path, target: Path) -> None:
         raise
     except OSError:  # a file system without hard links: an empty file of our own holds the name for an instant
         with open(target, "xb") as claim:
-            try:
-                os.replace(temporary, target)
-            except OSError:
-                if os.path.samestat(os.fstat(claim.fileno()), os.stat(target)):
+            mine = os.fstat(claim.fileno())
+        try:
+            os.replace(temporary, target)
+        except OSError:
+            with suppress(FileNotFoundError):
+                if os.path.samestat(mine, os.stat(target)):
                     target.unlink()
-                raise
+            raise
 
 
 def name_folder(folder: Path, target: Path) -> None:

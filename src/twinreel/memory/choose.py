@@ -13,7 +13,7 @@ from ..plan import Plan, make_plan
 from ..precision import Fp8
 from ..request import Request
 from ..spec import AUDIO_CHANNELS, Partition, Spec
-from .estimate import Setting, estimate, stage_parts
+from .estimate import Setting, estimate, stage_parts, table_weights
 
 NEAR = 1.1  # of a prediction must be free: allocators leave gaps
 GIB = 1 << 30
@@ -53,7 +53,7 @@ def free_memory(given: float | None, device: int | None) -> Free:
 @dataclass(frozen=True)
 class Choice:
     """How the parts of one request are kept and why; what that needs at its fullest, and of the host while a part is in
-    use; what of the device and of the host is left for what earlier requests have made."""
+    use; what of the device and of the host is left for AdaLN tables, this request's and those of earlier ones."""
 
     residency: str
     adaln: str
@@ -85,7 +85,9 @@ def choose(asked: Asked, plan: Plan, rows: Rows, spec: Spec, setting: Setting, f
     else:
         found.append(min(found, key=lambda it: (not _fits(it.host_bytes, free.host), it.device_bytes or it.host_bytes)))
     best = found[-1]
-    spare = _left(best.device_bytes, free.device), _left(best.host_bytes, free.host)
+    # this request's own tables, where there are any, are among what it needs
+    own = table_weights(plan, spec, setting).kept if best.adaln == "precompute" else 0
+    spare = _left(best.device_bytes, free.device) + own, _left(best.host_bytes, free.host) + own
     return replace(best, why=_reasons(asked, best, setting.device, free, total), spare=spare)
 
 

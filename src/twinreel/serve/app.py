@@ -326,7 +326,7 @@ def add_server(app: FastAPI, service: Service) -> None:
 
     @app.get("/ready", response_model=Ready)
     def ready() -> JSONResponse:
-        """A job sent now would start."""
+        """The engine runs and jobs are taken, though a full queue answers 429."""
         is_ready, engine, cause = service.ready()
         made = Ready(ready=is_ready, engine=engine, queued=service.jobs.waiting(), cause=cause)
         return JSONResponse(made.model_dump(), 200 if is_ready else 503)

@@ -78,9 +78,9 @@ class Child:
             return None
         if line is not None:
             try:
-                answer = json.loads(line)
-                assert isinstance(answer, dict)
-                return answer
+                if isinstance(answer := json.loads(line), dict):
+                    return answer
+                raise ValueError(line)
             except ValueError:
                 if line.endswith(b"\n"):
                     raise ChildLost(f"what it said is no answer: {line[:SHOWN]!r}") from None

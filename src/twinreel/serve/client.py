@@ -113,7 +113,7 @@ class Client:
     before anything is sent or written, and for what the server refuses in a request, ServerError for the rest; the class
     itself raises ConfigError. `timeout` is how many seconds an answer may be silent; `patience` is how many a full,
     restarting or unreachable server is waited for, each time anew, by `submit`, `events`, `wait`, `download` and the
-    short questions.
+    short questions. Neither is more than a week, 604,800 s.
     """
 
     def __init__(self, url: str, key: str | None = None, *, timeout: float = 60.0, patience: float = 0.0) -> None:

@@ -103,6 +103,8 @@ def saved_latents(folder: Path, spec: Spec) -> Path | None:
     try:
         load_latents(own, spec)
     except (RequestError, CheckpointError) as error:
+        if isinstance(error.__context__, OSError):  # of the disk or the system, which says nothing of the file
+            raise
         print(f"saved latents are not used: {error}", file=sys.stderr)
         for path in (own, kept):
             path.unlink(missing_ok=True)

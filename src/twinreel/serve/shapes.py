@@ -169,7 +169,7 @@ class Health(BaseModel):
 
 
 class Ready(BaseModel):
-    """Whether a job sent now would start: `engine` is starting, ready, restarting, failed or stopped."""
+    """Whether the engine runs and jobs are taken: `engine` is starting, ready, restarting, failed or stopped."""
 
     ready: bool
     engine: str

@@ -34,6 +34,11 @@ REQUIRED = ("text_encoder", "tokenizer", "video_vae", "audio_vae")
 FOLDERS = {"video_vae": ("video_vae", "visual_vae", "vae")}
 # A partition may keep tokenizer and processor files inside another folder of its own (SPEC 1.1).
 MEMBERS = {"tokenizer": TOKENIZER_FILES, "processor": PROCESSOR_FILES}
+# The small files of a component that a run reads, besides indexes.
+READ = {
+    *TOKENIZER_FILES, *PROCESSOR_FILES, "merges.txt", "tokenizer_config.json", "video_preprocessor_config.json",
+    "config.json", "config.yaml", "metadata.json",
+}  # fmt: skip
 MEMBER_FOLDERS = {"tokenizer": ("tokenizer", "processor", "text_encoder"), "processor": ("processor", "text_encoder")}
 SCHEDULERS = ("scheduler", "audio_scheduler")
 NEED = (
@@ -312,7 +317,7 @@ def _of_kind(folder: Path, kind: str, layout: str, reason: str) -> Component:
 
 def _same(first: Component, second: Component) -> None:
     """Two partitions share one copy of everything but the DiT; copies that differ are no choice for us to make. Small
-    files that both have are compared whole, of weights the sizes alone: hashing them is `twinreel verify`'s."""
+    files that are read and that both have are compared whole, of weights the sizes: hashing is `twinreel verify`'s."""
     ours, theirs = (_fingerprint(component) for component in (first, second))
     differing = {name for name in ours.keys() & theirs.keys() if ours[name] != theirs[name]}
     differing |= {name for name in ours.keys() ^ theirs.keys() if name.endswith(".safetensors")}
@@ -326,7 +331,9 @@ def _same(first: Component, second: Component) -> None:
 
 def _fingerprint(component: Component) -> dict[str, int | bytes]:
     result: dict[str, int | bytes] = {
-        str(path.relative_to(component.folder)): read_bytes(path) for path in small_files(component)
+        str(path.relative_to(component.folder)): read_bytes(path)
+        for path in small_files(component)
+        if path.name in READ or path.name.endswith(".index.json")
     }
     return result | {path.name: path.stat().st_size for path in ending(component.weights, ".safetensors")}
 

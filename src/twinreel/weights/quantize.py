@@ -13,6 +13,7 @@ import shutil
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
+from glob import escape
 from math import prod
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -95,8 +96,10 @@ def _check_target(made: Path, size: int) -> None:
         raise RequestError("target", f"{made.parent} is no folder; make it first")
     free = shutil.disk_usage(made.parent).free
     if free < size:
+        left = [path.name for path in made.parent.glob(f".{escape(made.name)}.*.part")]
+        told = f"; {', '.join(left)} may be left of a run that was killed: remove it" if left else ""
         raise RequestError(
-            "target", f"{size / 2**30:.1f} GiB are needed, {made.parent} has {free / 2**30:.1f} GiB free"
+            "target", f"{size / 2**30:.1f} GiB are needed, {made.parent} has {free / 2**30:.1f} GiB free{told}"
         )
 
 

@@ -227,7 +227,7 @@ def _compare_manifest(manifest: Path, findings: Findings, replaced: bool) -> str
         )
     for name, facts in findings.digests.items():
         if name not in listed:
-            findings.problems.append(f"{name}: not in {MANIFEST}")
+            findings.problems.append(f"{name}: not in {MANIFEST}; if an older version wrote that, write it anew")
         elif listed[name] != facts:
             got, needed = (str(side.get("sha256", "")) for side in (facts, listed[name]))
             findings.problems.append(f"{name}: SHA-256 {got[:16]}..., {MANIFEST} has {needed[:16]}...")

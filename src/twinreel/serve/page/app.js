@@ -43,7 +43,8 @@ async function look() {
     setViewerModel(model);
     byId("model").textContent = model.bundled ? `${model.id}, a miniature for trying things out` : model.id;
     state(STATES[ready.engine] ?? ready.engine, ready.ready ? "good" : ready.engine === "failed" || ready.cause ? "bad" : "busy");
-    if (ready.cause) trouble(`The engine does not run: ${ready.cause}`, "engine");
+    const told = ready.engine === "ready" ? "No new videos for now" : "The engine does not run";
+    if (ready.cause) trouble(`${told}: ${ready.cause}`, "engine");
     else if (byId("trouble").dataset.kind === "engine") trouble("");
   } catch (error) {
     if (!(error instanceof Refused)) throw error;
