@@ -22,6 +22,7 @@ import faulty_rank
 from test_engine import T2VA
 from test_launcher import free_port
 from twinreel import Cancelled, ConfigError, Engine, EngineConfig, Keyframe, Reference, Request, RequestError, ranks
+from twinreel.conditioning import ConditionCache
 from twinreel.output.placing import hold
 from twinreel.watch import Event, ignore
 
@@ -141,7 +142,8 @@ def test_a_gpu_that_fails_for_good_costs_its_process(engine: Engine) -> None:
 
 @pytest.mark.parametrize("where", ["watch", "boundary", "thread"])
 def test_an_engine_closed_in_mid_run_ends_it_and_starts_nothing(model: str, where: str) -> None:
-    other = Engine(EngineConfig(model=model, device="cpu", threads=1, gpus=2))
+    config = EngineConfig(model=model, device="cpu", threads=1, gpus=2)
+    other = Engine(config, ConditionCache(1 << 20))  # as a server's
     children, closer = pids(other), Thread(target=other.close)
 
     def act() -> None:
