@@ -182,14 +182,20 @@ def test_a_clean_shutdown_puts_the_running_job_back(tiny_original: Path, tmp_pat
         assert state.starts == (state.status == "in_progress")
 
 
+@pytest.mark.parametrize("ignored", [False, True], ids=["heard", "ignored by whoever started it"])
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
 def test_a_signal_is_an_orderly_end(
-    site: Running, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], number: int, code: int
-) -> None:
+    site: Running, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], number: int, code: int,
+    ignored: bool,
+) -> None:  # fmt: skip
     class Stops:
+        stopped_by: int | None = None
+
         def run(self, sockets: list[socket.socket]) -> None:
             sockets[0].close()
-            raise Stopped(number)
+            self.stopped_by = number
+            if not ignored:
+                raise Stopped(number)
 
     monkeypatch.setattr(server_module, "make_server", lambda service: Stops())
     monkeypatch.setattr(server_module.logging, "basicConfig", lambda **given: None)

@@ -290,7 +290,7 @@ def cuda_number(device: str, count: int) -> int | None:
         return None
     number = int(device.partition(":")[2] or 0)
     if number >= count:
-        raise ConfigError(f"device: got {device!r}, and this machine shows {count} CUDA devices; use auto or cpu")
+        raise ConfigError(f"device: got {device!r}, and this machine shows {count} CUDA devices; use cpu")
     return number
 
 

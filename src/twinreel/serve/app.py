@@ -17,7 +17,7 @@ from starlette.requests import ClientDisconnect
 
 from .. import __version__
 from ..errors import RequestError
-from ..limits import shown
+from ..limits import counted, shown
 from ..request_json import parse_object
 from ..schema import request_schema
 from . import views
@@ -96,7 +96,7 @@ def add_creation(app: FastAPI, service: Service) -> None:
             await run_in_threadpool(service.discard, folder)
         if new:
             words = repr(jobs[0].prompt) if service.options.log_prompts else jobs[0].task
-            log.info("job %s queued, %d in all: %s", jobs[0].id, len(jobs), words)
+            log.info("job %s queued, %s: %s", jobs[0].id, counted(len(jobs), "variant"), words)
         made = await run_in_threadpool(views.video, service, jobs[0], [job.id for job in jobs])
         headers = {"location": f"/v1/videos/{jobs[0].id}"}
         return JSONResponse(made.model_dump(mode="json"), 201 if new else 200, headers)

@@ -68,9 +68,11 @@ class Server(uvicorn.Server):
     def __init__(self, config: uvicorn.Config, service: Service) -> None:
         super().__init__(config)
         self._service = service
+        self.stopped_by: int | None = None
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         """A signal to stop."""
+        self.stopped_by = self.stopped_by or sig
         self._service.refuse_more()
         super().handle_exit(sig, frame)
 
@@ -123,9 +125,12 @@ def serve(service: Service, told: Callable[[str], None] = print) -> int:
     wire = listen(service.options.host, service.options.port)
     host, port = wire.getsockname()[:2]
     told(f"http://{f'[{host}]' if ':' in host else host}:{port}")
+    server, number = make_server(service), 0
     try:
-        make_server(service).run(sockets=[wire])
-    except KeyboardInterrupt as error:  # raised by uvicorn at its very end: the signal it was stopped by
-        print("twinreel: stopped in order; jobs that were not done go on when it serves again", file=sys.stderr)
-        return 128 + int(getattr(error, "signal", signal.SIGINT))
-    return 0
+        server.run(sockets=[wire])
+    except KeyboardInterrupt as error:  # raised by uvicorn at its very end, where the signal is not ignored
+        number = int(getattr(error, "signal", signal.SIGINT))
+    if not (number := number or server.stopped_by or 0):
+        return 0
+    print("twinreel: stopped in order; jobs that were not done go on when it serves again", file=sys.stderr)
+    return 128 + number

@@ -61,8 +61,8 @@ class Video(BaseModel):
     """One job: a superset of OpenAI's video object. `steps` are points of the sigma grid, `calls` the model calls.
 
     `progress` is 0 to 100 over the whole job. `position` counts the jobs ahead of a queued one (0: next). `links` hold
-    `content`, `events`, `self`; `group` is shared by the variants of one request, `variants` lists them in the answer
-    to the POST.
+    `content`, `events`, `self`; `group` is shared by the variants of one request, `variants` lists them in the answers
+    to POST and to GET of one job.
     """
 
     id: str
