@@ -112,9 +112,10 @@ class Parts:
         mode, (device, host) = self.mode, self._choice.spare
         for name in [name for name in self._hosted if mode.mapped or not mode.streams(name)]:
             del self._hosted[name]
-        # tables of other partitions get what is left
-        for name in sorted(self._tables, key=lambda name: name != f"modulation:{partition}"):
-            there, everywhere = self._tables[name].make_room(device, host)
+        running = f"modulation:{partition}"
+        for name in sorted(self._tables, key=lambda name: name != running):  # the others get what is left
+            own = self._choice.tables if name == running else 0
+            there, everywhere = self._tables[name].make_room(device, host, own)
             device, host = device - there, host - everywhere
 
     def memory(self) -> dict[str, Any]:

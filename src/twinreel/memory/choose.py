@@ -53,7 +53,8 @@ def free_memory(given: float | None, device: int | None) -> Free:
 @dataclass(frozen=True)
 class Choice:
     """How the parts of one request are kept and why; what that needs at its fullest, and of the host while a part is in
-    use; what of the device and of the host is left for AdaLN tables, this request's and those of earlier ones."""
+    use; what of the device and of the host is left for AdaLN tables of earlier requests, and the bytes of its own, which
+    are among what it needs."""
 
     residency: str
     adaln: str
@@ -63,6 +64,7 @@ class Choice:
     host_with: Mapping[str, int]
     why: Mapping[str, str] = field(default_factory=dict)
     spare: tuple[float, float] = inf, inf
+    tables: int = 0
 
 
 def choose(asked: Asked, plan: Plan, rows: Rows, spec: Spec, setting: Setting, free: Free) -> Choice:
@@ -85,10 +87,9 @@ def choose(asked: Asked, plan: Plan, rows: Rows, spec: Spec, setting: Setting, f
     else:
         found.append(min(found, key=lambda it: (not _fits(it.host_bytes, free.host), it.device_bytes or it.host_bytes)))
     best = found[-1]
-    # this request's own tables, where there are any, are among what it needs
-    own = table_weights(plan, spec, setting).kept if best.adaln == "precompute" else 0
-    spare = _left(best.device_bytes, free.device) + own, _left(best.host_bytes, free.host) + own
-    return replace(best, why=_reasons(asked, best, setting.device, free, total), spare=spare)
+    spare = _left(best.device_bytes, free.device), _left(best.host_bytes, free.host)
+    tables = table_weights(plan, spec, setting).kept if best.adaln == "precompute" else 0
+    return replace(best, why=_reasons(asked, best, setting.device, free, total), spare=spare, tables=tables)
 
 
 def admit(choice: Choice, asked: Asked, free: Free) -> Choice:

@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
+from math import inf
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -84,6 +85,7 @@ class PrecomputedModulation:
         self._schedules: dict[tuple[str, frozenset[bytes]], Schedule] = {}  # the most recently used last
         self._on_device: set[tuple[str, frozenset[bytes]]] = set()
         self._current: Schedule = {}
+        self._spare = inf, inf
 
     def prepare(self, timesteps: Sequence[Tensor], stages: Stages | None = None) -> dict[str, Any]:
         """Find the schedule's tables or make them, which is a stage `load`. Whatever is raised meanwhile, none is lost.
@@ -97,6 +99,7 @@ class PrecomputedModulation:
         if found != "device":
             self._vacate(ON_DEVICE - 1)
         if found is None:
+            self._trim(*self._spare)
             with stages.stage("load", self.spec.layers + 1) if stages else nullcontext():
                 schedule: Schedule = self._gathered(self._team.together(lambda: self._build(steps, stages)))
         else:
@@ -127,17 +130,21 @@ class PrecomputedModulation:
         self._vacate(0)
         self._forget()
 
-    def make_room(self, device: float, host: float) -> tuple[int, int]:
+    def make_room(self, device: float, host: float, own: int = 0) -> tuple[int, int]:
         """Let the oldest go until tables take no more than `host` bytes, which all of them may come to need, and on the
-        device no more than `device`. Returns what is left there, and in all; the next schedule has to be prepared."""
-        self._current = {}
+        device no more than `device`, besides the `own` bytes of the schedule that is to be prepared next: those may be
+        among them. Returns what is then taken of each."""
+        self._current, self._spare = {}, (device, host)
+        self._trim(device + own, host + own)
+        return max(0, self._size(self._on_device) - own), max(0, self.nbytes - own)
+
+    def _trim(self, device: float, host: float) -> None:
         while self._schedules and self.nbytes > host:
             oldest = next(iter(self._schedules))
             del self._schedules[oldest]
             self._on_device.discard(oldest)
         while self._on_device and self._size(self._on_device) > device:
             self._vacate(len(self._on_device) - 1)
-        return self._size(self._on_device), self.nbytes
 
     @property
     def nbytes(self) -> int:
