@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import re
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -14,7 +16,7 @@ from twinreel.config import resolve
 from twinreel.demo.tiny import tiny_spec
 from twinreel.launch import Seat, seat
 from twinreel.machine import Card
-from twinreel.parallel import Axis, Parallel
+from twinreel.parallel import Axis, Parallel, board
 from twinreel.parallel.mesh import Mesh
 from twinreel.parallel.ulysses import PLAIN, Relayout, Ulysses
 from twinreel.topology import (
@@ -25,6 +27,7 @@ from twinreel.topology import (
     choose_variant,
     foresee,
     num_ranks,
+    open_board,
     settle_variant,
 )
 
@@ -102,6 +105,23 @@ def test_overlapped_is_tried_where_it_is_named_and_refused_with_its_cause() -> N
     alone = Parallel(sp, Axis("tp"), control=Once("control", size=2))
     with pytest.raises(ConfigError, match="attend: overlapped: 2 ranks on several hosts cannot write into each other"):
         settle_variant(tried, alone, on_gpu, far)
+
+
+@pytest.mark.parametrize("lost", [False, True])
+def test_a_try_that_fails_is_passed_over_unless_it_has_cost_the_device(
+    lost: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A driver that shares no memory says so in a CUDA error, too, after which the device works on."""
+
+    def refuse(*given: object) -> None:
+        raise RuntimeError("CUDA error: operation not supported")
+
+    monkeypatch.setattr(board, "peer_refusal", lambda *given: None)
+    monkeypatch.setattr(board, "Board", lambda *given: SimpleNamespace(probe=refuse))
+    monkeypatch.setattr(torch.cuda, "synchronize", refuse if lost else lambda device: None)
+    with pytest.raises(ConfigError, match="failed for good") if lost else nullcontext():
+        made, problem = open_board(Parallel.single(), torch.device("cuda", 0), 1)
+        assert made is None and problem == "RuntimeError: CUDA error: operation not supported"
 
 
 @dataclass(frozen=True)

@@ -70,7 +70,7 @@ class Seat:
         import torch
         import torch.distributed as dist
 
-        from .parallel.mesh import join_mesh
+        from .parallel.mesh import Unlike, join_mesh
 
         quiet()
         if backend == "nccl":
@@ -92,7 +92,7 @@ class Seat:
                 atexit.register(leave)
         try:
             return join_mesh(mesh, self.rank, backend=backend, patience=PATIENCE)
-        except ValueError as error:
+        except Unlike as error:
             raise ConfigError(f"sp, tp: each rank chose for itself, not alike: {error}; name sp and tp") from None
 
     @contextmanager

@@ -111,9 +111,8 @@ class Ranks:
     def _carried_out(self, folder: str, order: tuple[Any, ...], watch: Watch, boundary: Boundary | None) -> Any:
         self._waiting = {member.rank for member in self._members}
         for member in self._members:
-            member.heard = time.monotonic()
-        for member in self._members:
             self._send(member, ("run", self._runs, folder, order, boundary is not None))
+            member.heard = time.monotonic()
         self._running = self._runs  # not before: a signal's cancel must not cut an order in two
         if self._cancelled:  # while they were started
             self.cancel()

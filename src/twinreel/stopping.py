@@ -89,7 +89,8 @@ def _imports(frame: FrameType | None) -> int:
 
 @contextmanager
 def held_back() -> Iterator[None]:
-    """Inside the block signals wait for its end, and in processes that are started there for `let_through`."""
+    """Inside the block signals wait for its end, where no other thread can take them, and in processes that are started
+    there for `let_through`."""
     before = signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
     try:
         yield

@@ -9,7 +9,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from .config import Choices, EngineConfig, check_config, check_one_device, cuda_number, resolve
-from .errors import ConfigError, is_fatal
+from .errors import ConfigError
 from .launch import PATIENCE, Seat, seat
 from .machine import Card, cuda_memory
 from .memory.choose import check_residency, refusals
@@ -253,6 +253,8 @@ def settle_variant(variant: Variant, parallel: Parallel, choices: Choices, place
 
 def open_board(parallel: Parallel, device: torch.device, local_ranks: int) -> tuple[Board | None, str | None]:
     """A board over `sp` on which an exchange has worked, or why there is none; the same on all ranks."""
+    import torch
+
     from .parallel.board import Board, HostMemory, PeerMemory, peer_refusal
 
     sp, control = parallel.sp, parallel.control
@@ -264,7 +266,10 @@ def open_board(parallel: Parallel, device: torch.device, local_ranks: int) -> tu
     try:
         problem = board.probe()
     except RuntimeError as error:  # the driver's, when it will not share memory
-        if is_fatal(error):  # a write that never arrived has cost the device its context
+        try:
+            if device.type == "cuda":
+                torch.cuda.synchronize(device)
+        except RuntimeError:  # a write that never arrived has cost the device its context: nothing runs on it any more
             raise ConfigError(
                 f"attend: overlapped: the try at start-up failed for good ({error}); use packed"
             ) from None

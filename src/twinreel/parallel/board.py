@@ -64,11 +64,11 @@ class PeerMemory:
         self.views = [self._handle.get_buffer(rank, (self._size,), torch.uint8) for rank in range(self._axis.size)]
 
     def signal(self, rank: int, channel: int) -> None:
-        """A kernel of one thread on the current stream; it ends the process when nobody takes the signal."""
+        """A kernel of one thread on the current stream; the device of this process is lost when nobody takes the signal."""
         self._handle.put_signal(rank, channel, self._milliseconds)
 
     def wait(self, rank: int, channel: int) -> None:
-        """A kernel of one thread on the current stream; it ends the process when no signal comes."""
+        """A kernel of one thread on the current stream; the device of this process is lost when no signal comes."""
         self._handle.wait_signal(rank, channel, self._milliseconds)
 
 

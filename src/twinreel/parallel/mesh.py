@@ -41,8 +41,12 @@ class Mesh:
             yield from (list(range(first, first + width)) for first in range(0, self.size, width))
 
 
+class Unlike(ValueError):
+    """Ranks have chosen different meshes, each for itself."""
+
+
 def join_mesh(mesh: Mesh, rank: int, *, backend: str, patience: float) -> Parallel:
-    """This rank's axes; every rank of torch.distributed's default group calls it. ValueError where their meshes differ.
+    """This rank's axes; every rank of torch.distributed's default group calls it. Raises Unlike.
 
     `backend`: of what the model exchanges (`nccl`, `gloo`); the default group, of CPU tensors, is the control axis. A
     collective of the model that takes more than `patience` seconds is an error.
@@ -53,7 +57,7 @@ def join_mesh(mesh: Mesh, rank: int, *, backend: str, patience: float) -> Parall
     control = Axis("control", mesh.size, rank) if mesh.size > 1 else Axis("control")
     split = f"over {mesh.stored} ranks" if mesh.stored > 1 else f"in {mesh.text}"
     if differing := Team(control).differing(f"sp {mesh.sp} x tp {mesh.tp}, conditioner {split}"):
-        raise ValueError(differing)
+        raise Unlike(differing)
 
     def axis(name: str) -> Axis:
         mine = Axis(name)
